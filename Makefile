@@ -14,6 +14,8 @@ PROGRAM_PRESET := $(if $(filter file,$(origin PRESET)),$(if $(wildcard /dev/nvid
 BUILD := build/$(if $(filter ci,$(PRESET)),release,$(PRESET))
 # Programs that may run elsewhere have kernels for AVX-512. The first run has them only if this processor can use them.
 AVX512 := ON
+configure_kernels = @grep -qsx TESSERA_AVX512:BOOL=$(AVX512) $(BUILD)/CMakeCache.txt || \
+	cmake --preset $(PRESET) -DTESSERA_AVX512=$(AVX512)
 PREFIX ?= /usr/local
 TESSERA := $(BUILD)/src/app/tessera
 CORPUS := data/corpus
@@ -32,12 +34,13 @@ $(BUILD)/build.ninja: CMakeLists.txt CMakePresets.json | setup
 	cmake --preset $(PRESET)
 
 build: setup $(BUILD)/build.ninja
+	$(configure_kernels)
 	cmake --build $(BUILD)
 
 # Builds the program alone, without tests and benchmarks.
 program:
 	@scripts/setup.sh program $(if $(filter cpu,$(PRESET)),,cuda)
-	@grep -qsx TESSERA_AVX512:BOOL=$(AVX512) $(BUILD)/CMakeCache.txt || cmake --preset $(PRESET) -DTESSERA_AVX512=$(AVX512)
+	$(configure_kernels)
 	cmake --build $(BUILD) --target tessera
 
 $(TESSERA): program

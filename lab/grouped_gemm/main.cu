@@ -19,7 +19,7 @@
 namespace lab {
 namespace {
 
-using tessera::cuda::kSm90WgradScratchBytes;
+using tessera::cuda::kSm90PartsBytes;
 using Bf16 = __nv_bfloat16;
 
 std::mt19937_64 random_bits;
@@ -99,7 +99,7 @@ struct Case {
   Buffer<Bf16> x, d_y, w, y, d_x;
   Buffer<float> d_w, base;
   Buffer<std::int32_t> offsets;
-  Buffer<char> scratch{kSm90WgradScratchBytes};
+  Buffer<char> scratch{kSm90PartsBytes};
   cudaStream_t stream = nullptr;
 
   explicit Case(const Shape& s)

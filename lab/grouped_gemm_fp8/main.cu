@@ -345,7 +345,7 @@ std::vector<double> bfloat16_ms(const Shape& s) {
   const Buffer<Bf16> x(std::int64_t{s.num_rows} * s.n), d_y(std::int64_t{s.num_rows} * s.m);
   const Buffer<Bf16> w(std::int64_t{s.experts()} * s.m * s.n), y(d_y.count()), d_x(x.count());
   const Buffer<float> d_w(w.count());
-  const Buffer<char> scratch(kSm90WgradScratchBytes);
+  const Buffer<char> scratch(kSm90PartsBytes);
   const std::unique_ptr<Buffer<std::int32_t>> offsets(make_offsets(s));
   x.fill(1);
   d_y.fill(1);

@@ -104,7 +104,7 @@ class GpuWindow : public SymmetricWindow {
 
 /// The state that all groups split from one group share.
 struct GpuGroup::Family {
-  Family(const Stream& stream, Progress& its_progress) : computation(stream), progress(its_progress) {}
+  Family(const Stream& stream, Progress& group_progress) : computation(stream), progress(group_progress) {}
 
   const Stream& computation;
   Progress& progress;
@@ -306,8 +306,8 @@ std::string GpuGroup::describe() const {
   for (const Member* member : family_->members) {
     const std::uint64_t begun = member->begun.seen();
     if (Note::count_of(begun) == Note::count_of(member->ended.seen())) continue;
-    for (const auto& [title, its_id] : family_->ids) {
-      if (its_id == Note::value_of(begun)) text += (text.empty() ? "; the GPU is in " : ", ") + title;
+    for (const auto& [title, id] : family_->ids) {
+      if (id == Note::value_of(begun)) text += (text.empty() ? "; the GPU is in " : ", ") + title;
     }
   }
   return text;

@@ -582,28 +582,28 @@ cuda::GpuGroup& ProcessGroup::link_of(int tag, int peer, bool sends) const {
 
 Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(), "{} {}", to, tag);
-  const std::string its_title = title(fmt::format("send to {} rank {}", axis_, to), name);
+  const std::string full_title = title(fmt::format("send to {} rank {}", axis_, to), name);
   const FlightRecorder::NewEvent event{
       .kind = FlightKind::kSend, .bytes = x.num_bytes(), .peer = world_rank(to), .on_gpu = on_gpu(x)};
   if (event.on_gpu) {
     record(event);
-    return work_of(link_of(tag, to, true).send(x, 1, its_title));
+    return work_of(link_of(tag, to, true).send(x, 1, full_title));
   }
-  auto exchange = std::make_shared<Exchange>(its_title, *transport_);
+  auto exchange = std::make_shared<Exchange>(full_title, *transport_);
   exchange->messages.send(bytes_of(x), x.num_bytes(), to, kFirstUserTag + tag);
   return start(std::move(exchange), event);
 }
 
 Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(), "{} {}", from, tag);
-  const std::string its_title = title(fmt::format("receive from {} rank {}", axis_, from), name);
+  const std::string full_title = title(fmt::format("receive from {} rank {}", axis_, from), name);
   const FlightRecorder::NewEvent event{
       .kind = FlightKind::kReceive, .bytes = x.num_bytes(), .peer = world_rank(from), .on_gpu = on_gpu(x)};
   if (event.on_gpu) {
     record(event);
-    return work_of(link_of(tag, from, false).receive(x, 0, its_title));
+    return work_of(link_of(tag, from, false).receive(x, 0, full_title));
   }
-  auto exchange = std::make_shared<Exchange>(its_title, *transport_);
+  auto exchange = std::make_shared<Exchange>(full_title, *transport_);
   exchange->messages.receive(bytes_of(x), x.num_bytes(), from, kFirstUserTag + tag);
   return start(std::move(exchange), event);
 }

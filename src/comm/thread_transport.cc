@@ -174,11 +174,11 @@ class ThreadTransport : public Transport {
     const auto places = std::static_pointer_cast<Places>(group_->meet(rank_, {color, order}, [&](const auto& given) {
       std::map<int, std::vector<std::pair<int, int>>> members;  // (order, rank in this group), by color
       for (int r = 0; r < size(); ++r) {
-        const auto& [its_color, its_order] = given[static_cast<std::size_t>(r)];
-        members[its_color].emplace_back(its_order, r);
+        const auto& [member_color, member_order] = given[static_cast<std::size_t>(r)];
+        members[member_color].emplace_back(member_order, r);
       }
       auto made = std::make_shared<Places>(static_cast<std::size_t>(size()));
-      for (auto& [its_color, ranks] : members) {
+      for (auto& [member_color, ranks] : members) {
         std::sort(ranks.begin(), ranks.end());
         const auto group = std::make_shared<Group>(static_cast<int>(ranks.size()), group_->process);
         for (std::size_t i = 0; i < ranks.size(); ++i) {

@@ -14,7 +14,7 @@ namespace tessera {
 
 /// State that the runner and the probe's thread share. The thread may outlive the runner.
 struct ProbeRunner::Worker {
-  explicit Worker(std::unique_ptr<Probe> its_probe) : probe(std::move(its_probe)), name(probe->name()) {}
+  explicit Worker(std::unique_ptr<Probe> probe_to_run) : probe(std::move(probe_to_run)), name(probe->name()) {}
 
   void run() {
     std::unique_lock lock(mutex);

@@ -81,11 +81,11 @@ bool ParameterTable::sharded_unit(UnitId unit) const {
 }
 
 ParameterTable::Range ParameterTable::shard_range(ParamId id) const {
-  const Bucket& its_bucket = bucket(id);
+  const Bucket& home = bucket(id);
   const std::int64_t size = place(id).local.num_elements();
-  const std::int64_t shard_begin = group(its_bucket).rank() * its_bucket.shard_size - place(id).offset;
+  const std::int64_t shard_begin = group(home).rank() * home.shard_size - place(id).offset;
   return {std::clamp<std::int64_t>(shard_begin, 0, size),
-          std::clamp<std::int64_t>(shard_begin + its_bucket.shard_size, 0, size)};
+          std::clamp<std::int64_t>(shard_begin + home.shard_size, 0, size)};
 }
 
 }  // namespace tessera

@@ -79,8 +79,8 @@ void require_one_address(const std::string& address) {
 }  // namespace
 
 struct MetricsServer::State {
-  State(const std::string& address, std::string its_prefix)
-      : prefix(std::move(its_prefix)), exposer({"listening_ports", address, "num_threads", "2"}) {
+  State(const std::string& address, std::string name_prefix)
+      : prefix(std::move(name_prefix)), exposer({"listening_ports", address, "num_threads", "2"}) {
     exposer.RegisterCollectable(snapshot);
   }
 

@@ -31,7 +31,7 @@ float number(int rank, std::int64_t i) { return static_cast<float>((rank + 1) * 
 /// A rank of a test. It fills tensors in its GPU's memory from the host, and reads them back.
 class Rank {
  public:
-  Rank(ProcessGroup& its_world, const cuda::Stream& stream) : world(its_world), computation(stream) {}
+  Rank(ProcessGroup& ranks, const cuda::Stream& stream) : world(ranks), computation(stream) {}
 
   Tensor make(std::int64_t count, const std::function<float(std::int64_t)>& value, DType dtype = DType::kFloat32) {
     const Tensor x = arena_.allocate({count}, dtype);

@@ -272,14 +272,14 @@ class CpuPass {
 
 /// A rank's two dispatchers, and the memory that a run on the GPU takes.
 struct Rank {
-  Rank(const Case& test_case, Domains& host, Domains& its_gpus, cuda::Runtime& its_runtime, int num_sms = 2)
-      : gpus(its_gpus.all), runtime(its_runtime) {
+  Rank(const Case& test_case, Domains& host, Domains& rank_gpus, cuda::Runtime& rank_runtime, int num_sms = 2)
+      : gpus(rank_gpus.all), runtime(rank_runtime) {
     DispatchOptions options = test_case.options();
     cpu = host.make_direct(options);
     cpu->allocate();
     options.device = Device::kCuda;
     options.num_sms = num_sms;
-    gpu = its_gpus.make_direct(options);
+    gpu = rank_gpus.make_direct(options);
     Arena measuring(Device::kCuda);
     GpuRun run(test_case, *gpu, gpus, {.arena = &measuring, .cuda = &runtime});
     run.dispatch();
@@ -547,9 +547,9 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
 TEST_F(GpuDirect, BlocksThatStartLate) {
   constexpr int kSms = 16, kEarly = 8, kLongMicroseconds = 4000, kShortMicroseconds = 2000, kHeldMicroseconds = 500;
   for (const int size : {2, 4, 8}) {
-    on_one_gpu(size, [&](Domains& host, Domains& gpus, cuda::Runtime& its_runtime) {
+    on_one_gpu(size, [&](Domains& host, Domains& gpus, cuda::Runtime& rank_runtime) {
       const int me = gpus.all.rank();
-      cuda::Runtime& runtime = me == 1 ? its_runtime.beside(0) : its_runtime;
+      cuda::Runtime& runtime = me == 1 ? rank_runtime.beside(0) : rank_runtime;
       const Case test_case{.num_tokens = 96, .dim = 64, .num_experts = 16, .dtype = DType::kBFloat16, .alignment = 32};
       Rank rank(test_case, host, gpus, runtime, kSms);
       Arena arena(2 * rank.run_bytes, Device::kCuda);
@@ -566,7 +566,7 @@ TEST_F(GpuDirect, BlocksThatStartLate) {
         rank.come_together();
         const int of_others = kSms * (size - 2) + kEarly;
         if (me == 0) {
-          hold_sms(for_long, its_runtime.num_sms() - of_others - kSms, kLongMicroseconds);
+          hold_sms(for_long, rank_runtime.num_sms() - of_others - kSms, kLongMicroseconds);
           hold_sms(for_short, kSms, kShortMicroseconds);
         }
         for (const int turn : {2, 1, 0}) {  // ranks from 2 on, then rank 1, then rank 0

@@ -230,17 +230,17 @@ class Layer {
   double sum(const char* what, int rank, std::int64_t t, std::int64_t j, bool weighted, double y, bool per_rank) const {
     const HostRouting& host = routing(rank);
     double total = y, in_domain = 0.0;
-    for (int its_rank = 0; its_rank < num_ranks_; ++its_rank) {
+    for (int owner = 0; owner < num_ranks_; ++owner) {
       double part = 0.0;
       for (std::int64_t k = 0; k < case_.top_k; ++k) {
         const auto slot = static_cast<std::size_t>(t * case_.top_k + k);
         const std::int64_t expert = host.expert_ids[slot];
-        if (expert == kNoExpert || expert / local_ != its_rank) continue;
+        if (expert == kNoExpert || expert / local_ != owner) continue;
         const auto weight = weighted ? static_cast<double>(host.weights[slot]) : 1.0;
         part += weight * static_cast<double>(number(what, rank, t, expert + 1, j));
       }
       in_domain += per_rank ? rounded(part) : part;
-      if ((its_rank + 1) % ranks_per_domain_ != 0) continue;
+      if ((owner + 1) % ranks_per_domain_ != 0) continue;
       total += case_.num_domains > 1 ? rounded(in_domain) : in_domain;
       in_domain = 0.0;
     }

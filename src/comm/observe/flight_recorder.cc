@@ -41,8 +41,8 @@ std::uint16_t FlightRecorder::add_group(std::uint64_t id, std::string_view axis,
 
 std::uint64_t FlightRecorder::begin(std::uint16_t group, const NewEvent& event) {
   if (group == kNoGroup) return 0;
-  FlightGroup& its_group = log_->groups[group];
-  const std::uint64_t sequence = is_collective(event.kind) ? its_group.sequence.fetch_add(1, kRelaxed) + 1 : 0;
+  FlightGroup& issuer = log_->groups[group];
+  const std::uint64_t sequence = is_collective(event.kind) ? issuer.sequence.fetch_add(1, kRelaxed) + 1 : 0;
   const std::uint64_t number = log_->num_events.fetch_add(1, kRelaxed) + 1;
   FlightEvent& slot = log_->events[(number - 1) % kMaxFlightEvents];
   slot.check.store(number, kRelaxed);

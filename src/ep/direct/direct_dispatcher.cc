@@ -178,14 +178,14 @@ void DirectDispatcher::read_records(const DispatchSaved& saved) {
   for (int source = 0; source < num_ranks(); ++source) {
     for (std::int32_t i = 0; i < num_copies[source]; ++i, ++copies) {
       CopyRecord* copy = window_.copy(group_.rank(), source, i);
-      const CopyChoice* its_choices = DirectWindow::choices(copy);
+      const CopyChoice* copy_choices = DirectWindow::choices(copy);
       home[copies] = source;
       place[copies] = static_cast<std::int32_t>(copy->token * max_ranks_of_token_) + copy->place;
       for (std::int32_t c = 0; c < copy->num_rows; ++c, ++choices) {
-        const auto& [row, k, weight] = its_choices[c];
+        const auto& [row, k, weight] = copy_choices[c];
         row_of_choice[choices] = row;
         slot_of_choice[choices] = static_cast<std::int32_t>(copy->token * options().top_k) + k;
-        source_of_row[row] = its_choices[0].row;
+        source_of_row[row] = copy_choices[0].row;
         weights[row] = weight;
       }
       rows_begin[copies + 1] = choices;
@@ -277,13 +277,13 @@ void DirectDispatcher::add_sums(const DispatchSaved& saved, const Tensor& y_tD, 
   const auto* ranks = direct_routing(saved).rank_tJ.data<std::int32_t>();
   const Tensor sums = window_.sums(group_.rank());
   parallel_ranges(saved.num_tokens(), kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<const void*> its_sums;
+    std::vector<const void*> sums_of_token;
     for (std::int64_t t = begin; t < end; ++t) {
-      its_sums.clear();
+      sums_of_token.clear();
       for (std::int64_t at = t * max_ranks_of_token_; at < (t + 1) * max_ranks_of_token_ && ranks[at] >= 0; ++at) {
-        its_sums.push_back(row_bytes(sums, at));
+        sums_of_token.push_back(row_bytes(sums, at));
       }
-      sum_rows(options().dtype, its_sums, nullptr, options().dim, write, row_bytes(y_tD, t));
+      sum_rows(options().dtype, sums_of_token, nullptr, options().dim, write, row_bytes(y_tD, t));
     }
   });
 }

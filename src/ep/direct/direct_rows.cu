@@ -64,7 +64,7 @@ __device__ const std::byte* row_of(const RowPart& part, int row) {
   return (kSends ? part.tokens : part.window) + row * part.row_bytes;
 }
 
-/// Returns row `row` for Copying. It is empty if the row is -1 or if the first part is not copied in pieces.
+/// Returns row `row` for RowCopier::copy. It is empty if the row is -1 or if the first part is not copied in pieces.
 template <bool kSends>
 __device__ Source source_of(const RowsArgs& args, int row) {
   const RowPart& part = args.parts[0];
@@ -96,12 +96,12 @@ __device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To
       continue;
     }
     for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-      std::byte* its_target = target_of(lowest(rest), target);
+      std::byte* lane_target = target_of(lowest(rest), target);
       if (part.copied == Copied::kLanes) {
-        if (begin < part.row_bytes) *reinterpret_cast<uint4*>(its_target + begin) = held;
+        if (begin < part.row_bytes) *reinterpret_cast<uint4*>(lane_target + begin) = held;
       } else {
         const std::byte* from = row_of<kSends>(part, row);
-        for (std::int64_t i = lane; i < part.row_bytes; i += kWarp) its_target[i] = from[i];
+        for (std::int64_t i = lane; i < part.row_bytes; i += kWarp) lane_target[i] = from[i];
       }
     }
   }
@@ -286,7 +286,7 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const W
                              const Placement& placement, RowCopier& copier) {
   const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   const int lane = lane_idx(), top_k = call.top_k, at_once = kWarp / top_k;
-  const int its_token = lane / top_k, k = lane % top_k;
+  const int token_in_group = lane / top_k, k = lane % top_k;
   // True if the window is the output. Then the first row of each copy is already in place.
   const bool in_place = args.parts[0].out == args.parts[0].window;
   clear_padding(args, split, placement);
@@ -298,9 +298,9 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const W
     const int first = chunk * split.tokens_per_chunk, count = split.end_of(call, chunk) - first;
     const int groups = (max(count, 0) + at_once - 1) / at_once * call.num_ranks;
     for (; group < groups; group += split.num_warps) {
-      const int in_chunk = group / call.num_ranks * at_once + its_token;
+      const int in_chunk = group / call.num_ranks * at_once + token_in_group;
       const int token = group % call.num_ranks * call.num_tokens + first + in_chunk;
-      const bool has_token = its_token < at_once && in_chunk < count;
+      const bool has_token = token_in_group < at_once && in_chunk < count;
       GpuChoice choice{-1, 0.0f};
       int place = -1;
       if (has_token) {
@@ -315,7 +315,7 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const W
       }
       const bool is_here = place >= 0 && choice.row >= 0;
       const unsigned here = __ballot_sync(kAllLanes, is_here);
-      const unsigned of_token = __match_any_sync(kAllLanes, its_token) & here;
+      const unsigned of_token = __match_any_sync(kAllLanes, token_in_group) & here;
       const int first_row = __shfl_sync(kAllLanes, choice.row, of_token == 0 ? lane : lowest(of_token));
       if constexpr (kDispatch) {
         if (place >= 0) call.row_PtK[token * top_k + k] = choice.row;
@@ -326,7 +326,7 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const W
       }
       if (args.parts[0].out == nullptr) continue;
       const unsigned wanted = in_place ? of_token & (of_token - 1) : of_token;
-      const bool is_begin = its_token < at_once && k == 0 && wanted != 0;
+      const bool is_begin = token_in_group < at_once && k == 0 && wanted != 0;
       for (unsigned rest = __ballot_sync(kAllLanes, is_begin); rest != 0; rest &= rest - 1) {
         const unsigned later = rest & (rest - 1);
         const unsigned lanes = __shfl_sync(kAllLanes, wanted, lowest(rest));

@@ -90,31 +90,46 @@ __device__ Query query_at(const Args<T>& args, std::int64_t seq, std::int64_t i)
   return {true, args.position(i), args.doc_start[seq * args.per_seq + i]};
 }
 
+/// Places a block's tiles in its shared memory. `rest` is what lies behind them.
+struct Tiles {
+  float *q, *k, *v, *rest;
+};
+template <typename T>
+__device__ Tiles tiles_of(const Args<T>& args, float* memory) {
+  const int qk_size = kTile * static_cast<int>(args.qk + 1), v_size = kTile * static_cast<int>(args.v + 1);
+  return {memory, memory + qk_size, memory + 2 * qk_size, memory + 2 * qk_size + v_size};
+}
+
+/// Loads a tile of a head's keys and values. The tile begins at key `first`. Rows from `end` on are 0.
+template <typename T>
+__device__ void load_keys(const Args<T>& args, std::int64_t seq, std::int64_t head, std::int64_t first,
+                          std::int64_t end, const Tiles& tiles) {
+  const std::int64_t of_head = seq * args.seq_len * args.heads + head, v_stride = args.nope + args.v;
+  load_tile(args.k + of_head * args.qk, args.heads * args.qk, first, end, static_cast<int>(args.qk), tiles.k);
+  load_tile(args.kv + of_head * v_stride + args.nope, args.heads * v_stride, first, end, static_cast<int>(args.v),
+            tiles.v);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const Args<T> args) {
   if (args.enabled != nullptr && *args.enabled == 0) return;
   extern __shared__ float memory[];
   const int qk = static_cast<int>(args.qk), v_dim = static_cast<int>(args.v);
-  float* q = memory;
-  float* k = q + kTile * (qk + 1);
-  float* v = k + kTile * (qk + 1);
-  float* weights = v + kTile * (v_dim + 1);
+  const Tiles tiles = tiles_of(args, memory);
+  float* weights = tiles.rest;
   const std::int64_t head = blockIdx.y, seq = blockIdx.z, first = std::int64_t{blockIdx.x} * kTile;
   const int row = threadIdx.x / kPerRow, column = threadIdx.x % kPerRow;
   const Query query = query_at(args, seq, first + row);
-  load_tile(args.q + (seq * args.per_seq * args.heads + head) * qk, args.heads * qk, first, args.per_seq, qk, q);
+  load_tile(args.q + (seq * args.per_seq * args.heads + head) * qk, args.heads * qk, first, args.per_seq, qk, tiles.q);
   const std::int64_t last = min(first + kTile, args.per_seq) - 1;
   const std::int64_t end = args.position(last) + 1;
-  const std::int64_t v_stride = args.nope + v_dim;
   float sums[kPerThread] = {}, max = kMasked, total = 0.0f;
   for (std::int64_t key = args.doc_start[seq * args.per_seq + first] / kTile * kTile; key < end; key += kTile) {
     __syncthreads();
-    load_tile(args.k + (seq * args.seq_len * args.heads + head) * qk, args.heads * qk, key, end, qk, k);
-    load_tile(args.kv + (seq * args.seq_len * args.heads + head) * v_stride + args.nope, args.heads * v_stride, key,
-              end, v_dim, v);
+    load_keys(args, seq, head, key, end, tiles);
     __syncthreads();
     float scores[kScores], largest = max;
-    multiply(q, k, row, column, qk, scores);
+    multiply(tiles.q, tiles.k, row, column, qk, scores);
 #pragma unroll
     for (int j = 0; j < kScores; ++j) {
       const std::int64_t at = key + column + j * kPerRow;
@@ -134,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Args<T> args) {
       weights[row * (kTile + 1) + column + j * kPerRow] = weight;
     }
     __syncwarp();
-    add_weighted(weights + row * (kTile + 1), v, column, v_dim, sums);
+    add_weighted(weights + row * (kTile + 1), tiles.v, column, v_dim, sums);
     __syncwarp();
   }
   total = reduce_row(total, [](float a, float b) { return a + b; });
@@ -178,36 +193,31 @@ __global__ void __launch_bounds__(kThreads) d_q_kernel(const Args<T> args) {
   if (args.enabled != nullptr && *args.enabled == 0) return;
   extern __shared__ float memory[];
   const int qk = static_cast<int>(args.qk), v_dim = static_cast<int>(args.v);
-  float* q = memory;
-  float* k = q + kTile * (qk + 1);
-  float* v = k + kTile * (qk + 1);
-  float* d_o = v + kTile * (v_dim + 1);
+  const Tiles tiles = tiles_of(args, memory);
+  float* d_o = tiles.rest;
   float* d_scores = d_o + kTile * (v_dim + 1);
   const std::int64_t head = blockIdx.y, seq = blockIdx.z, first = std::int64_t{blockIdx.x} * kTile;
   const int row = threadIdx.x / kPerRow, column = threadIdx.x % kPerRow;
   const Query query = query_at(args, seq, first + row);
   const std::int64_t row_of_head = seq * args.per_seq * args.heads + head,
                      at = row_of_head + (first + row) * args.heads;
-  load_tile(args.q + row_of_head * qk, args.heads * qk, first, args.per_seq, qk, q);
+  load_tile(args.q + row_of_head * qk, args.heads * qk, first, args.per_seq, qk, tiles.q);
   load_tile(args.d_o + row_of_head * v_dim, args.heads * v_dim, first, args.per_seq, v_dim, d_o);
   const float lse = query.exists ? args.lse[at] : 0.0f, delta = query.exists ? args.delta[at] : 0.0f;
   const std::int64_t end = args.position(min(first + kTile, args.per_seq) - 1) + 1;
-  const std::int64_t v_stride = args.nope + v_dim;
   float sums[kPerThread] = {};
   for (std::int64_t key = args.doc_start[seq * args.per_seq + first] / kTile * kTile; key < end; key += kTile) {
     __syncthreads();
-    load_tile(args.k + (seq * args.seq_len * args.heads + head) * qk, args.heads * qk, key, end, qk, k);
-    load_tile(args.kv + (seq * args.seq_len * args.heads + head) * v_stride + args.nope, args.heads * v_stride, key,
-              end, v_dim, v);
+    load_keys(args, seq, head, key, end, tiles);
     __syncthreads();
     float scores[kScores], d_p[kScores], p[kScores], d_s[kScores];
-    multiply(q, k, row, column, qk, scores);
-    multiply(d_o, v, row, column, v_dim, d_p);
+    multiply(tiles.q, tiles.k, row, column, qk, scores);
+    multiply(d_o, tiles.v, row, column, v_dim, d_p);
     weights_of(args, query, lse, delta, key, column, scores, d_p, p, d_s);
 #pragma unroll
     for (int j = 0; j < kScores; ++j) d_scores[row * (kTile + 1) + column + j * kPerRow] = d_s[j];
     __syncwarp();
-    add_weighted(d_scores + row * (kTile + 1), k, column, qk, sums);
+    add_weighted(d_scores + row * (kTile + 1), tiles.k, column, qk, sums);
     __syncwarp();
   }
   if (query.exists) store_row(sums, args.scale, column, qk, args.d_q + at * qk);
@@ -218,19 +228,16 @@ __global__ void __launch_bounds__(kThreads) d_kv_kernel(const Args<T> args) {
   if (args.enabled != nullptr && *args.enabled == 0) return;
   extern __shared__ float memory[];
   const int qk = static_cast<int>(args.qk), v_dim = static_cast<int>(args.v);
-  float* q = memory;
-  float* k = q + kTile * (qk + 1);
-  float* v = k + kTile * (qk + 1);
-  float* d_o = v + kTile * (v_dim + 1);
+  const Tiles tiles = tiles_of(args, memory);
+  float* d_o = tiles.rest;
   float* weights = d_o + kTile * (v_dim + 1);  // [key][query]
   float* d_scores = weights + kTile * (kTile + 1);
   const std::int64_t head = blockIdx.y, seq = blockIdx.z, first_key = std::int64_t{blockIdx.x} * kTile;
-  const std::int64_t end_key = min(first_key + kTile, args.seq_len), v_stride = args.nope + v_dim;
+  const std::int64_t end_key = min(first_key + kTile, args.seq_len);
   const int row = threadIdx.x / kPerRow, column = threadIdx.x % kPerRow;
   const std::int64_t row_of_head = seq * args.per_seq * args.heads + head;
   const std::int64_t keys_of_head = seq * args.seq_len * args.heads + head;
-  load_tile(args.k + keys_of_head * qk, args.heads * qk, first_key, end_key, qk, k);
-  load_tile(args.kv + keys_of_head * v_stride + args.nope, args.heads * v_stride, first_key, end_key, v_dim, v);
+  load_keys(args, seq, head, first_key, end_key, tiles);
   float d_k[kPerThread] = {}, d_v[kPerThread] = {};
   for (std::int64_t first = 0; first < args.per_seq; first += kTile) {
     const std::int64_t last = min(first + kTile, args.per_seq) - 1;
@@ -239,14 +246,14 @@ __global__ void __launch_bounds__(kThreads) d_kv_kernel(const Args<T> args) {
     // Documents of later queries do not start earlier.
     if (args.doc_start[seq * args.per_seq + first] >= end_key) break;
     __syncthreads();
-    load_tile(args.q + row_of_head * qk, args.heads * qk, first, args.per_seq, qk, q);
+    load_tile(args.q + row_of_head * qk, args.heads * qk, first, args.per_seq, qk, tiles.q);
     load_tile(args.d_o + row_of_head * v_dim, args.heads * v_dim, first, args.per_seq, v_dim, d_o);
     __syncthreads();
     const Query query = query_at(args, seq, first + row);
     const std::int64_t at = row_of_head + (first + row) * args.heads;
     float scores[kScores], d_p[kScores], p[kScores], d_s[kScores];
-    multiply(q, k, row, column, qk, scores);
-    multiply(d_o, v, row, column, v_dim, d_p);
+    multiply(tiles.q, tiles.k, row, column, qk, scores);
+    multiply(d_o, tiles.v, row, column, v_dim, d_p);
     weights_of(args, query, query.exists ? args.lse[at] : 0.0f, query.exists ? args.delta[at] : 0.0f, first_key, column,
                scores, d_p, p, d_s);
 #pragma unroll
@@ -256,12 +263,12 @@ __global__ void __launch_bounds__(kThreads) d_kv_kernel(const Args<T> args) {
     }
     __syncthreads();
     add_weighted(weights + row * (kTile + 1), d_o, column, v_dim, d_v);
-    add_weighted(d_scores + row * (kTile + 1), q, column, qk, d_k);
+    add_weighted(d_scores + row * (kTile + 1), tiles.q, column, qk, d_k);
   }
   if (first_key + row >= end_key) return;
   const std::int64_t at = keys_of_head + (first_key + row) * args.heads;
   store_row(d_k, args.scale, column, qk, args.d_k + at * qk);
-  store_row(d_v, 1.0f, column, v_dim, args.d_kv + at * v_stride + args.nope);
+  store_row(d_v, 1.0f, column, v_dim, args.d_kv + at * (args.nope + v_dim) + args.nope);
 }
 
 template <typename T>

@@ -13,15 +13,11 @@ __device__ float sigmoid(float x) { return ptx::reciprocal_approx(1.0f + ptx::ex
 template <typename T>
 struct Forward {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 4, kTeams = 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
-  static constexpr bool kSums = false;
+  static constexpr int kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
   template <int kCount>
   struct Input {
     Lanes<T, kCount> gate, up;
   };
-  template <int kCount>
-  struct Columns {};
 
   const T* h;
   std::int64_t width;
@@ -32,12 +28,7 @@ struct Forward {
     return {get_lanes<kCount>(at), get_lanes<kCount>(at + width)};
   }
   template <int kCount>
-  __device__ Columns<kCount> columns(std::int64_t) const {
-    return {};
-  }
-  template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
-                          float&) const {
+  __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[1], float&) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float gate = to_float(input.gate.x[i]);
@@ -58,8 +49,6 @@ struct Backward {
     Lanes<T, kCount> d_a, gate, up;
     float weight;
   };
-  template <int kCount>
-  struct Columns {};
 
   const T *d_a, *h;
   const float* weights;
@@ -72,12 +61,7 @@ struct Backward {
             weights == nullptr ? 1.0f : weights[row]};
   }
   template <int kCount>
-  __device__ Columns<kCount> columns(std::int64_t) const {
-    return {};
-  }
-  template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[3],
-                          float& sum) const {
+  __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[3], float& sum) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float gate = to_float(input.gate.x[i]), up = to_float(input.up.x[i]);

@@ -192,7 +192,7 @@ void grouped_linear_dgrad(const Context& op, const Tensor& d_y_RM, const Tensor&
 void grouped_linear_wgrad(const Context& op, const Tensor& d_y_RM, const Tensor& x_RN, const Tensor& offsets_E1,
                           const Tensor& d_w_EMN, Write write) {
   const ArenaScope scope(*op.arena);
-  std::byte* scratch = op.arena->allocate_bytes(kSm90WgradScratchBytes);
+  std::byte* scratch = op.arena->allocate_bytes(kSm90PartsBytes);
   if (op.measuring()) return tell_if_slow(op, x_RN, d_w_EMN);
   if (!fits_sm90(op, x_RN, d_w_EMN))
     return grouped_simt(op, GroupedKind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN, write);

@@ -173,17 +173,13 @@ __global__ void rows_kernel(const float* sums_PT3, const std::int32_t* labels_T,
 template <typename T>
 struct Gradient {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 4, kTeams = 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
-  static constexpr bool kSums = false;
+  static constexpr int kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   template <int kCount>
   struct Input {
     Lanes<T, kCount> logits;
     float max, factor;
     std::int32_t at_label;  // relative to the first of the logits
   };
-  template <int kCount>
-  struct Columns {};
 
   const T* logits_TV;
   const RowGradient* rows_T;
@@ -197,12 +193,7 @@ struct Gradient {
             of_row.at_label - static_cast<std::int32_t>(column)};
   }
   template <int kCount>
-  __device__ Columns<kCount> columns(std::int64_t) const {
-    return {};
-  }
-  template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
-                          float&) const {
+  __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[1], float&) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       out[0].x[i] =

@@ -266,9 +266,7 @@ __global__ void add_parts_kernel(const float* parts, std::int64_t num_parts, std
 template <typename T>
 struct Normalised {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
-  static constexpr bool kSums = false;
+  static constexpr int kInFlight = 8, kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
   template <int kCount>
   struct Input {
     Lanes<T, kCount> x;

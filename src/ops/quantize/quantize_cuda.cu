@@ -12,13 +12,9 @@ constexpr int kErrorBlocks = 1024;
 template <typename T>
 struct Plain {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
-  static constexpr bool kSums = false;
+  static constexpr int kInFlight = 8, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   template <int kCount>
   using Input = Lanes<T, kCount>;
-  template <int kCount>
-  struct Columns {};
 
   const T* x;
   std::int64_t matrix_stride, stride;
@@ -28,12 +24,7 @@ struct Plain {
     return get_lanes<kCount>(x + matrix * matrix_stride + row * stride + column);
   }
   template <int kCount>
-  __device__ Columns<kCount> columns(std::int64_t) const {
-    return {};
-  }
-  template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
-                          float&) const {
+  __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[1], float&) const {
     out[0] = input;
   }
 };

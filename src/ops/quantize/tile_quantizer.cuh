@@ -11,14 +11,17 @@
 //
 // A Producer defines how numbers are computed (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
 //   using Number = T;
-//   static constexpr int kOutputs, kInFlight;    // matrices of one shape; rows whose inputs a thread has in flight
-//   static constexpr int kTeams;                 // per block: they compute together, and quantize one output each
+//   static constexpr int kInFlight;              // rows whose inputs a thread has in flight
 //   static constexpr int kBlocksPerSm;           // upper limit, which leaves each thread enough registers
-//   static constexpr bool kSums;                 // whether compute() adds to sums over rows
 //   template <int kCount> struct Input;          // the inputs of kCount numbers
-//   template <int kCount> struct Columns;        // what is read once for all rows
-//   load<kCount>(matrix, row, column) -> Input<kCount>;  columns<kCount>(column) -> Columns<kCount>
+//   load<kCount>(matrix, row, column) -> Input<kCount>
 //   compute(input, columns, Lanes<T, kCount> (&out)[kOutputs], float& sum)
+// It may have
+//   static constexpr int kOutputs;               // matrices of one shape; 1 without it
+//   static constexpr int kTeams;                 // per block: they compute together, and quantize one output each
+//   static constexpr bool kSums;                 // whether compute() adds to sums over rows
+//   template <int kCount> struct Columns;        // what is read once for all rows
+//   columns<kCount>(column) -> Columns<kCount>
 // Plain outputs may overwrite inputs, because a thread reads its inputs before it writes there. A Producer may also
 // have
 //   using Wide = void;
@@ -39,6 +42,39 @@ inline constexpr int kTeamThreads = 256;
 inline constexpr int kPatch = 8;                       // numbers of a patch along rows and along columns
 inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute one row
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
+
+// The properties of a Producer. Most have one output, one team, no sums and no columns, and leave these out.
+template <typename Producer>
+inline constexpr int kOutputsOf = 1;
+template <typename Producer>
+requires requires { Producer::kOutputs; }
+inline constexpr int kOutputsOf<Producer> = Producer::kOutputs;
+
+template <typename Producer>
+inline constexpr int kTeamsOf = 1;
+template <typename Producer>
+requires requires { Producer::kTeams; }
+inline constexpr int kTeamsOf<Producer> = Producer::kTeams;
+
+template <typename Producer>
+inline constexpr bool kHasSums = false;
+template <typename Producer>
+requires requires { Producer::kSums; }
+inline constexpr bool kHasSums<Producer> = Producer::kSums;
+
+template <typename Producer, int kCount>
+struct ColumnsOf {
+  using Type = int;
+  __device__ static Type load(const Producer&, std::int64_t) { return 0; }
+};
+template <typename Producer, int kCount>
+requires requires { typename Producer::template Columns<kCount>; }
+struct ColumnsOf<Producer, kCount> {
+  using Type = typename Producer::template Columns<kCount>;
+  __device__ static Type load(const Producer& producer, std::int64_t column) {
+    return producer.template columns<kCount>(column);
+  }
+};
 
 /// Holds one orientation of an output as kernels see it. Without elements it is not written. Strides lead from line to
 /// line.
@@ -64,7 +100,7 @@ template <typename Producer>
 struct TileArgs {
   using T = typename Producer::Number;
   Producer producer;
-  TileOutputs<T> outputs[Producer::kOutputs];
+  TileOutputs<T> outputs[kOutputsOf<Producer>];
   std::int64_t num_matrices = 1, num_rows = 0, length = 0;
   // The number of rows to compute. If it is null, all are computed.
   const std::int32_t* num_rows_1 = nullptr;
@@ -410,13 +446,13 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
 
 template <typename Producer, bool kQuantizes>
 constexpr std::size_t tile_bytes() {
-  return kQuantizes ? Producer::kOutputs * kSide * kSide * sizeof(typename Producer::Number) : 0;
+  return kQuantizes ? kOutputsOf<Producer> * kSide * kSide * sizeof(typename Producer::Number) : 0;
 }
 
 template <typename Producer, bool kQuantizes>
 constexpr int tile_blocks_per_sm() {
   constexpr std::size_t kShared = std::size_t{220} << 10, kMost = Producer::kBlocksPerSm;
-  constexpr std::size_t kOfBlock = tile_bytes<Producer, kQuantizes>() + Producer::kTeams * sizeof(TileScales);
+  constexpr std::size_t kOfBlock = tile_bytes<Producer, kQuantizes>() + kTeamsOf<Producer> * sizeof(TileScales);
   return static_cast<int>(std::min(kMost, kShared / kOfBlock));
 }
 
@@ -425,16 +461,16 @@ template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
 __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, typename Producer::Number* tiles) {
   using T = typename Producer::Number;
   constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
-  constexpr int kRowsAtOnce = Producer::kTeams * kTeamThreads / kThreadsAcross;
+  constexpr int kRowsAtOnce = kTeamsOf<Producer> * kTeamThreads / kThreadsAcross;
   const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
   const auto inside = [&](int row, int part) {
     return kWhole || (row < place.rows && column + part * kCount < place.columns);
   };
-  typename Producer::template Columns<kCount> of_columns[kParts];
+  typename ColumnsOf<Producer, kCount>::Type of_columns[kParts];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     if (inside(0, part)) {
-      of_columns[part] = args.producer.template columns<kCount>(place.first_column + column + part * kCount);
+      of_columns[part] = ColumnsOf<Producer, kCount>::load(args.producer, place.first_column + column + part * kCount);
     }
   }
 #pragma unroll 1
@@ -457,10 +493,10 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         const int at = column + part * kCount;
-        Lanes<T, kCount> out[Producer::kOutputs] = {};
+        Lanes<T, kCount> out[kOutputsOf<Producer>] = {};
         if (inside(row, part)) args.producer.compute(inputs[i][part], of_columns[part], out, sum);
 #pragma unroll
-        for (int o = 0; o < Producer::kOutputs; ++o) {
+        for (int o = 0; o < kOutputsOf<Producer>; ++o) {
           const TileOutputs<T>& to = args.outputs[o];
           if (to.plain != nullptr && inside(row, part)) {
             put_lanes(out[o], to.plain + (place.first_row + row) * to.plain_stride + place.first_column + at);
@@ -470,7 +506,7 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
           }
         }
       }
-      if constexpr (Producer::kSums) {
+      if constexpr (kHasSums<Producer>) {
         if (args.sums == nullptr) continue;
 #pragma unroll
         for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
@@ -481,7 +517,7 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
 }
 
 template <typename Producer, int kCount, bool kQuantizes>
-__global__ void __launch_bounds__(Producer::kTeams* kTeamThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
+__global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
     tile_kernel(const __grid_constant__ TileArgs<Producer> args) {
   using T = typename Producer::Number;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -501,12 +537,12 @@ __global__ void __launch_bounds__(Producer::kTeams* kTeamThreads, (tile_blocks_p
     compute_tile<kCount, kQuantizes, false>(args, place, tiles);
   }
   if constexpr (kQuantizes) {
-    __shared__ TileScales scales[Producer::kTeams];
-    using Team = cuda::Team<Producer::kTeams>;
+    __shared__ TileScales scales[kTeamsOf<Producer>];
+    using Team = cuda::Team<kTeamsOf<Producer>>;
     constexpr bool kWidens = requires { typename Producer::Wide; };
     __syncthreads();
 #pragma unroll 1
-    for (int o = Team::index(); o < Producer::kOutputs; o += Producer::kTeams) {
+    for (int o = Team::index(); o < kOutputsOf<Producer>; o += kTeamsOf<Producer>) {
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
       quantize_tile<kWidens, Team>(tiles + o * kSide * kSide, to, place, scales[Team::index()]);
@@ -571,7 +607,7 @@ void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
   }
   const dim3 grid(static_cast<unsigned>(in_blocks_of(args.length, kSide)),
                   static_cast<unsigned>(in_blocks_of(args.num_rows, kSide)), static_cast<unsigned>(args.num_matrices));
-  kernel<<<grid, Producer::kTeams * kTeamThreads, kBytes, stream_of(op)>>>(args);
+  kernel<<<grid, kTeamsOf<Producer> * kTeamThreads, kBytes, stream_of(op)>>>(args);
 }
 
 /// Does what quantize() does for the first num_rows_1[0] rows of x, and does not read the other rows. If num_rows_1 is

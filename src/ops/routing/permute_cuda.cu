@@ -146,15 +146,11 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, co
 template <typename T>
 struct Gather {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
-  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
-  static constexpr bool kSums = false;
+  static constexpr int kInFlight = 8, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   template <int kCount>
   struct Input {
     Lanes<T, kCount> x;
   };
-  template <int kCount>
-  struct Columns {};
 
   const T* x;
   const std::int32_t* slot_of_row;
@@ -171,12 +167,7 @@ struct Gather {
     return input;
   }
   template <int kCount>
-  __device__ Columns<kCount> columns(std::int64_t) const {
-    return {};
-  }
-  template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
-                          float&) const {
+  __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[1], float&) const {
     out[0] = input.x;
   }
 };

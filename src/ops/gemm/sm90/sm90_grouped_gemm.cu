@@ -24,12 +24,12 @@ TensorMapSpec matrix(const __nv_bfloat16* data, int experts, int rows, int colum
 template <Product kProduct>
 CUtensorMap k_major(TensorMapSpec spec) {
   spec.box[0] = sm90::Sizes<kProduct>::kStepK;
-  spec.box[1] = sm90::kPiece;
+  spec.box[1] = sm90::kBox;
   return make_tensor_map(spec);
 }
 template <Product kProduct>
 CUtensorMap mn_major(TensorMapSpec spec) {
-  spec.box[0] = sm90::kChunk;
+  spec.box[0] = sm90::kAtom;
   spec.box[1] = sm90::Sizes<kProduct>::kStepK;
   return make_tensor_map(spec);
 }
@@ -55,11 +55,6 @@ void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, 
   sm90::launch<sm90::grouped_gemm<kProduct, kTransposed>, sm90::Shared<kProduct>>(num_sms, stream, a, b, out, params);
 }
 
-template <typename Args>
-void check(const Args& args) {
-  sm90::check_sizes(args.num_experts, args.num_rows, args.m, args.n, 8);
-}
-
 double padded(int size, int tile) { return static_cast<double>(sm90::ceil_div(size, tile)) * tile; }
 
 /// Returns whether tiles of 256 rows × 128 columns compute less than tiles of 128 × 256, padding included. Groups end
@@ -73,7 +68,7 @@ bool transpose_rows(int num_experts, int num_rows, int columns) {
 }  // namespace
 
 void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream) {
-  check(args);
+  sm90::check_sizes(args, 8);
   const CUtensorMap x = k_major<Product::kForward>(matrix(args.x_RN, 0, args.num_rows, args.n));
   const CUtensorMap w = k_major<Product::kForward>(matrix(args.w_EMN, args.num_experts, args.m, args.n));
   const CUtensorMap y = output_map(args.y_RM, args.num_rows, args.m);
@@ -87,7 +82,7 @@ void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream) {
 }
 
 void sm90_grouped_dgrad(const Sm90GroupedDgrad& args, cudaStream_t stream) {
-  check(args);
+  sm90::check_sizes(args, 8);
   const CUtensorMap d_y = k_major<Product::kDgrad>(matrix(args.d_y_RM, 0, args.num_rows, args.m));
   const CUtensorMap w = mn_major<Product::kDgrad>(matrix(args.w_EMN, args.num_experts, args.m, args.n));
   const CUtensorMap d_x = output_map(args.d_x_RN, args.num_rows, args.n);
@@ -101,8 +96,8 @@ void sm90_grouped_dgrad(const Sm90GroupedDgrad& args, cudaStream_t stream) {
 }
 
 void sm90_grouped_wgrad(const Sm90GroupedWgrad& args, cudaStream_t stream) {
-  check(args);
-  TESSERA_CUDA(cudaMemsetAsync(args.scratch, 0, kSm90WgradScratchBytes, stream));
+  sm90::check_sizes(args, 8);
+  TESSERA_CUDA(cudaMemsetAsync(args.scratch, 0, kSm90PartsBytes, stream));
   const CUtensorMap d_y = mn_major<Product::kWgrad>(matrix(args.d_y_RM, 0, args.num_rows, args.m));
   const CUtensorMap x = mn_major<Product::kWgrad>(matrix(args.x_RN, 0, args.num_rows, args.n));
   const CUtensorMap d_w = gradient_map(args.d_w_EMN, args.num_experts, args.m, args.n);

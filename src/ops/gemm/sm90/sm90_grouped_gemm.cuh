@@ -28,8 +28,8 @@ namespace tessera::cuda::sm90 {
 enum class Product { kForward, kDgrad, kWgrad };
 
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-inline constexpr int kPiece = 128;  // length along m or n of one TMA copy, for one block or for both
-inline constexpr int kChunk = 64;   // length along m or n of a row of an MN-major operand
+inline constexpr int kBox = 128;  // length along m or n of one TMA copy of an operand, for one block or for both
+inline constexpr int kAtom = 64;  // length along m or n of the swizzle atoms of an MN-major operand
 
 // Results leave in rounds of 8 KiB per warpgroup. A round is 64 × 64 bfloat16 or 64 × 32 float32 (transposed 32 × 64).
 // A float32 round consists of two boxes of 32 × 32.
@@ -46,7 +46,7 @@ struct Sizes {
   static constexpr int kStepK = kWgrad ? 32 : 64;
   static constexpr int kStages = kWgrad ? 5 : 4;
   static constexpr int kRoundBuffers = kWgrad ? 6 : 2;  // per warpgroup
-  static constexpr int kPieceBytes = kPiece * kStepK * 2, kChunkBytes = kChunk * kStepK * 2;
+  static constexpr int kBoxBytes = kBox * kStepK * 2, kAtomBytes = kAtom * kStepK * 2;
   static constexpr int kBytesA = kTileA * kStepK * 2, kBytesB = kTileB * kStepK * 2, kStageBytes = kBytesA + kBytesB;
 };
 
@@ -69,14 +69,14 @@ struct Params {
   int m = 0, n = 0;
   // The forward and dgrad write tiles here directly where TMA would write too many rows.
   __nv_bfloat16* output = nullptr;
-  std::int32_t* parts_done = nullptr;  // wgrad: [clusters, blocks, warpgroups], zero at the start
+  std::int32_t* parts_done = nullptr;  // wgrad: for PartTurn
   bool accumulate = false;
 };
 
 template <Product kProduct, bool kTransposed>
 struct Kernel : Sizes<kProduct> {
   using S = Sizes<kProduct>;
-  using S::kBytesA, S::kBytesB, S::kChunkBytes, S::kPieceBytes, S::kRoundBuffers, S::kStageBytes, S::kStages;
+  using S::kBytesA, S::kBytesB, S::kAtomBytes, S::kBoxBytes, S::kRoundBuffers, S::kStageBytes, S::kStages;
   using S::kStepK, S::kWgrad;
   using Shared = sm90::Shared<kProduct>;
   using Stage = typename Shared::Stage;
@@ -105,8 +105,8 @@ struct Kernel : Sizes<kProduct> {
   // --- Producer ----------------------------------------------------------------------------------------------------
 
   template <ptx::Major kMajor, bool kIsWeight>
-  __device__ static void load_piece(std::byte* shared, const CUtensorMap* map, ptx::Barrier* barrier, int mn, int k,
-                                    int expert, bool multicast) {
+  __device__ static void load_box(std::byte* shared, const CUtensorMap* map, ptx::Barrier* barrier, int mn, int k,
+                                  int expert, bool multicast) {
     constexpr std::uint16_t kBoth = 0b11;
     const auto load = [&](std::byte* to, int c0, int c1) {
       if constexpr (kIsWeight) {
@@ -127,7 +127,7 @@ struct Kernel : Sizes<kProduct> {
       load(shared, k, mn);
     } else {
       load(shared, mn, k);
-      load(shared + kChunkBytes, mn + kChunk, k);
+      load(shared + kAtomBytes, mn + kAtom, k);
     }
   }
 
@@ -146,13 +146,13 @@ struct Kernel : Sizes<kProduct> {
         Stage& stage = shared.stages[at.stage];
         shared.ring.wait_empty(at);
         ptx::mbarrier_arrive_expect_tx(full, kStageBytes);
-        load_piece<kMajorA, kWeightIsA>(stage.a, &map_a, full, work.a, k, work.expert, false);
+        load_box<kMajorA, kWeightIsA>(stage.a, &map_a, full, work.a, k, work.expert, false);
         if (work.b_is_shared) {
-          load_piece<kMajorB, kWeightIsB>(stage.b + rank * kPieceBytes, &map_b, full, work.b + rank * kPiece, k,
-                                          work.expert, true);
+          load_box<kMajorB, kWeightIsB>(stage.b + rank * kBoxBytes, &map_b, full, work.b + rank * kBox, k, work.expert,
+                                        true);
         } else {
-          load_piece<kMajorB, kWeightIsB>(stage.b, &map_b, full, work.b, k, work.expert, false);
-          load_piece<kMajorB, kWeightIsB>(stage.b + kPieceBytes, &map_b, full, work.b + kPiece, k, work.expert, false);
+          load_box<kMajorB, kWeightIsB>(stage.b, &map_b, full, work.b, k, work.expert, false);
+          load_box<kMajorB, kWeightIsB>(stage.b + kBoxBytes, &map_b, full, work.b + kBox, k, work.expert, false);
         }
       }
     }
@@ -165,12 +165,12 @@ struct Kernel : Sizes<kProduct> {
   /// for the other.
   __device__ static void mask_rows(Stage& stage, int warpgroup, int num_valid) {
     const auto zero = [&](std::byte* chunk) {
-      for (int i = num_valid * kSwizzledRow + threadIdx.x % kWarpgroup * 16; i < kChunkBytes; i += kWarpgroup * 16) {
+      for (int i = num_valid * kSwizzledRow + threadIdx.x % kWarpgroup * 16; i < kAtomBytes; i += kWarpgroup * 16) {
         *reinterpret_cast<uint4*>(chunk + i) = uint4{};
       }
     };
-    zero(stage.a + warpgroup * kChunkBytes);
-    for (int chunk = 0; chunk < kTileB / kChunk; ++chunk) zero(stage.b + chunk * kChunkBytes);
+    zero(stage.a + warpgroup * kAtomBytes);
+    for (int atom = 0; atom < kTileB / kAtom; ++atom) zero(stage.b + atom * kAtomBytes);
     ptx::fence_proxy_async_shared();
     ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
   }
@@ -178,8 +178,8 @@ struct Kernel : Sizes<kProduct> {
   /// Multiplies one step of k, for this warpgroup's half of a.
   __device__ static void multiply(float (&d)[128], const Stage& stage, int warpgroup, bool accumulate) {
     constexpr auto step_bytes = [](ptx::Major major) { return major == ptx::Major::kK ? 32u : 16u * kSwizzledRow; };
-    const std::uint64_t a = ptx::wgmma_descriptor<kMajorA>(stage.a + warpgroup * (kBytesA / kConsumers), kChunkBytes);
-    const std::uint64_t b = ptx::wgmma_descriptor<kMajorB>(stage.b, kChunkBytes);
+    const std::uint64_t a = ptx::wgmma_descriptor<kMajorA>(stage.a + warpgroup * (kBytesA / kConsumers), kAtomBytes);
+    const std::uint64_t b = ptx::wgmma_descriptor<kMajorB>(stage.b, kAtomBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kStepK / 16; ++i) {
@@ -344,13 +344,10 @@ struct Kernel : Sizes<kProduct> {
       shared.ring.release(at.stage_before());
       if (!work.store) continue;
       if constexpr (kWgrad) {
-        // The part after this one was written by the block of the same rank in the next share.
-        std::int32_t* done =
-            p.parts_done + (work_list.share() * kCluster + ptx::cluster_cta_rank()) * kConsumers + warpgroup;
+        const PartTurn turn(p.parts_done, work_list.share(), warpgroup);
         const bool writer = threadIdx.x % kWarpgroup == 0;
         if (!work.is_last_part && writer) {
-          while (ptx::load_acquire_gpu(done + kCluster * kConsumers) <= work.expert) {
-          }
+          turn.await(work);
           ptx::fence_proxy_async();
         }
         write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], next_round, warpgroup,
@@ -358,7 +355,7 @@ struct Kernel : Sizes<kProduct> {
         if (!work.is_first_part && writer) {
           ptx::tma_store_wait<0>();
           ptx::fence_proxy_async();
-          ptx::store_release_gpu(done, work.expert + 1);
+          turn.pass(work);
         }
       } else {
         write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], next_round, warpgroup,

@@ -50,14 +50,14 @@ struct Sm90GroupedWgrad {
   const __nv_bfloat16* x_RN = nullptr;
   const std::int32_t* offsets_E1 = nullptr;
   float* d_w_EMN = nullptr;
-  void* scratch = nullptr;  // kSm90WgradScratchBytes bytes
+  void* scratch = nullptr;  // kSm90PartsBytes bytes
   bool accumulate = true;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
   int num_sms = kAllSms;
 };
 
-/// Provides 8 bytes for each block. Each launch sets them to 0.
-inline constexpr std::size_t kSm90WgradScratchBytes = 4096;
+/// The bytes of scratch for the turns of sums that are cut into parts, 8 per block. Each launch sets them to 0.
+inline constexpr std::size_t kSm90PartsBytes = 4096;
 
 void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream);
 void sm90_grouped_dgrad(const Sm90GroupedDgrad& args, cudaStream_t stream);

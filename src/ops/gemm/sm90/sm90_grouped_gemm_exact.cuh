@@ -28,12 +28,12 @@ inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
 inline constexpr int kStep = 64;  // k per step, which is two blocks
 inline constexpr int kBlocks = kStep / mx::kBlock;
-inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep * 2;  // columns of one copy of w
-inline constexpr int kRows = kTileA / kConsumers;                     // rows of a warpgroup
+inline constexpr int kBox = 128, kBoxBytes = kBox * kStep * 2;  // columns of one copy of w
+inline constexpr int kRows = kTileA / kConsumers;               // rows of a warpgroup
 
 struct alignas(1024) Shared {
   struct Stage {
-    std::byte w[2 * kPieceBytes];
+    std::byte w[2 * kBoxBytes];
     std::byte x[kTileA * kStep];
   };
   Stage stages[kStages];
@@ -56,8 +56,8 @@ __device__ inline auto schedule(const Params& p, const Groups& groups) {
   return RowSchedule<false, kStep>(groups, p.num_experts, p.m, p.n);
 }
 
-/// Returns how many pieces of w contain columns.
-__device__ inline int num_pieces(const Work& work, const Params& p) { return p.m - work.b > kPiece ? 2 : 1; }
+/// Returns how many boxes of w contain columns.
+__device__ inline int num_boxes(const Work& work, const Params& p) { return p.m - work.b > kBox ? 2 : 1; }
 
 __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p,
                                      Shared& shared) {
@@ -69,19 +69,19 @@ __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap
   Work work;
   auto at = shared.ring.begin_producer();
   while (work_list.next(work)) {
-    const int pieces = num_pieces(work, p);
+    const int boxes = num_boxes(work, p);
     for (int step = 0; step < work.k_count; ++step, at.advance()) {
       Shared::Stage& stage = shared.stages[at.stage];
       ptx::Barrier* full = &shared.ring.full[at.stage];
       shared.ring.wait_empty(at);
-      ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.x));
+      ptx::mbarrier_arrive_expect_tx(full, boxes * kBoxBytes + sizeof(stage.x));
       ptx::tma_load_2d(stage.x, &map_x, full, step * kStep, work.a);
-      for (int piece = 0; piece < pieces; ++piece) {
-        std::byte* to = stage.w + piece * kPieceBytes;
+      for (int box = 0; box < boxes; ++box) {
+        std::byte* to = stage.w + box * kBoxBytes;
         if (!work.b_is_shared) {
-          ptx::tma_load_3d(to, &map_w, full, step * kStep, work.b + piece * kPiece, work.expert);
-        } else if (piece == rank) {
-          ptx::tma_load_3d_multicast(to, &map_w, full, kBoth, step * kStep, work.b + piece * kPiece, work.expert);
+          ptx::tma_load_3d(to, &map_w, full, step * kStep, work.b + box * kBox, work.expert);
+        } else if (box == rank) {
+          ptx::tma_load_3d_multicast(to, &map_w, full, kBoth, step * kStep, work.b + box * kBox, work.expert);
         }
       }
     }
@@ -192,10 +192,10 @@ struct Consumer {
     auto work_list = schedule(p, shared.groups);
     Work work;
     while (work_list.next(work)) {
-      if (num_pieces(work, p) == 2) {
+      if (num_boxes(work, p) == 2) {
         tile<kTileB>(work);
       } else {
-        tile<kPiece>(work);
+        tile<kBox>(work);
       }
     }
   }

@@ -12,15 +12,15 @@ namespace {
 namespace fp8 = sm90::fp8;
 namespace exact = sm90::exact;
 
-constexpr int kPiece = 128;  // rows of one copy, for all operands
-static_assert(fp8::kPiece == kPiece && exact::kPiece == kPiece && sm90::kTileA == kPiece);
+constexpr int kBox = 128;  // rows of one copy, for all operands
+static_assert(fp8::kBox == kBox && exact::kBox == kBox && sm90::kTileA == kBox);
 static_assert(exact::kStep == kWideStep);
 // The scratch here is for two steps of k, one tile of m and two tiles of n.
 static_assert(sm90_blockwise_scratch_bytes(fp8::kStep + 1, 16, fp8::kLarge + 16) ==
               kSm90PartsBytes + sizeof(float) * 2 * (fp8::arranged_row(16) + fp8::arranged_row(fp8::kLarge + 16)));
 
 /// Returns the map of 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of
-/// kPiece × `box_columns`.
+/// kBox × `box_columns`.
 CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int columns, int box_columns,
                       CUtensorMapSwizzle swizzle) {
   TensorMapSpec spec{.data = data, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .rank = experts == 0 ? 2 : 3};
@@ -30,7 +30,7 @@ CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int colum
   spec.strides_bytes[0] = columns;
   spec.strides_bytes[1] = spec.sizes[0] * rows;
   spec.box[0] = box_columns;
-  spec.box[1] = kPiece;
+  spec.box[1] = kBox;
   spec.swizzle = swizzle;
   return make_tensor_map(spec);
 }
@@ -45,15 +45,10 @@ sm90::Scales scales_of(const void* data, int columns, mx::ScaleType type) {
       .data = data, .stride = sm90::ceil_div(columns, is_float ? mx::kWideBlock : mx::kBlock), .is_float = is_float};
 }
 
-template <typename Args>
-void check(const Args& args) {
-  sm90::check_sizes(args.num_experts, args.num_rows, args.m, args.n, 16);
-}
-
 }  // namespace
 
 void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t stream) {
-  check(args);
+  sm90::check_sizes(args, 16);
   const CUtensorMap x = operand_map(args.x_RN, 0, args.num_rows, args.n);
   const CUtensorMap w = operand_map(args.w_EMN, args.num_experts, args.m, args.n);
   const fp8::Params params{.offsets_E1 = args.offsets_E1,
@@ -68,7 +63,7 @@ void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t strea
 }
 
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
-  check(args);
+  sm90::check_sizes(args, 16);
   TESSERA_CHECK(args.num_rows % 16 == 0, "{} rows", args.num_rows);
   const int num_steps = sm90::ceil_div(args.num_rows, fp8::kStep);
   auto* parts_done = static_cast<std::int32_t*>(args.scratch);
@@ -111,7 +106,7 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
 }
 
 void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
-  check(args);
+  sm90::check_sizes(args, 16);
   const CUtensorMap x = bytes_map(args.x_RN, 0, args.num_rows, args.n, exact::kStep, CU_TENSOR_MAP_SWIZZLE_NONE);
   TensorMapSpec wide{.data = args.w_wide, .rank = 3};
   wide.sizes[0] = sm90::ceil_div(args.n, exact::kStep) * exact::kStep;
@@ -120,7 +115,7 @@ void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
   wide.strides_bytes[0] = 2 * wide.sizes[0];
   wide.strides_bytes[1] = wide.strides_bytes[0] * args.m;
   wide.box[0] = exact::kStep;
-  wide.box[1] = exact::kPiece;
+  wide.box[1] = exact::kBox;
   const exact::Params params{.offsets_E1 = args.offsets_E1,
                              .num_experts = args.num_experts,
                              .num_rows = args.num_rows,

@@ -38,10 +38,10 @@ inline constexpr int kConsumerRegisters = kWgrad ? 232 : 216;
 inline constexpr int kScaleSteps = 2;
 
 // The rows of an operand that one copy brings.
-inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep;
+inline constexpr int kBox = 128, kBoxBytes = kBox * kStep;
 // A warpgroup computes kWaves products of 64 × 128, one after the other.
 inline constexpr int kWaves = 2, kWaveRows = 64;
-inline constexpr int kSums = kWaveRows * kPiece / kWarpgroup;  // per thread and wave
+inline constexpr int kSums = kWaveRows * kBox / kWarpgroup;  // per thread and wave
 
 struct alignas(1024) Shared {
   struct Stage {
@@ -64,8 +64,8 @@ struct Params {
   const float *arranged_large = nullptr, *arranged_small = nullptr;  // wgrad: written by prepare_wgrad
   __nv_bfloat16* y_RM = nullptr;                                     // forward
   float* d_w_EMN = nullptr;                                          // wgrad
-  std::int32_t* parts_done = nullptr;  // wgrad: [clusters, blocks, warpgroups], zero at the start
-  bool accumulate = false;             // wgrad
+  std::int32_t* parts_done = nullptr;                                // wgrad: for PartTurn
+  bool accumulate = false;                                           // wgrad
 };
 
 /// Returns the position of the scale of column j in a group of 128. A thread of a quad loads the scales of its columns
@@ -99,8 +99,8 @@ struct Kernel {
   __device__ static int end_i(const Work& work, const Params& p) { return kWgrad ? p.m : work.row_end; }
   __device__ static int end_j(const Params& p) { return kWgrad ? p.n : p.m; }
   /// Returns how many halves of the large operand's part contain data.
-  __device__ static int num_pieces(const Work& work, const Params& p) {
-    return (kWide ? end_j(p) : end_i(work, p)) - work.b > kPiece ? 2 : 1;
+  __device__ static int num_boxes(const Work& work, const Params& p) {
+    return (kWide ? end_j(p) : end_i(work, p)) - work.b > kBox ? 2 : 1;
   }
 
   // --- Producers ---------------------------------------------------------------------------------------------------
@@ -115,14 +115,14 @@ struct Kernel {
     Work work;
     auto at = shared.ring.begin_producer();
     while (work_list.next(work)) {
-      const int pieces = num_pieces(work, p);
+      const int boxes = num_boxes(work, p);
       for (int step = 0; step < num_steps(work); ++step, at.advance()) {
         const int k = (work.k_begin + step) * kStep + (kWgrad ? work.row_begin : 0);
         Shared::Stage& stage = shared.stages[at.stage];
         ptx::Barrier* full = &shared.ring.full[at.stage];
         shared.ring.wait_empty(at);
         constexpr std::uint32_t kScaleBytes = kWgrad ? sizeof(float) * (kLarge + kSmall) : 0;
-        ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.small) + kScaleBytes);
+        ptx::mbarrier_arrive_expect_tx(full, boxes * kBoxBytes + sizeof(stage.small) + kScaleBytes);
         if constexpr (kWgrad) {
           ptx::tma_load_2d(stage.small, &map_small, full, k, work.a);
           const std::int64_t block = k / kStep, row_large = arranged_row(kWide ? p.n : p.m);
@@ -134,12 +134,12 @@ struct Kernel {
         } else {
           ptx::tma_load_3d(stage.small, &map_small, full, k, work.a, work.expert);
         }
-        for (int piece = 0; piece < pieces; ++piece) {
-          std::byte* to = stage.large + piece * kPieceBytes;
+        for (int box = 0; box < boxes; ++box) {
+          std::byte* to = stage.large + box * kBoxBytes;
           if (!work.b_is_shared) {
-            ptx::tma_load_2d(to, &map_large, full, k, work.b + piece * kPiece);
-          } else if (piece == rank) {
-            ptx::tma_load_2d_multicast(to, &map_large, full, kBoth, k, work.b + piece * kPiece);
+            ptx::tma_load_2d(to, &map_large, full, k, work.b + box * kBox);
+          } else if (box == rank) {
+            ptx::tma_load_2d_multicast(to, &map_large, full, kBoth, k, work.b + box * kBox);
           }
         }
       }
@@ -150,14 +150,14 @@ struct Kernel {
   /// it. Loads are kScaleSteps steps ahead of the copies.
   template <bool kFloat>
   __device__ static void copy_scales(const Params& p, Shared& shared, int warp) {
-    constexpr int kPerLane = kPiece / 32;
+    constexpr int kPerLane = kBox / 32;
     constexpr int kPerStep = kFloat ? 1 : kStep / mx::kBlock;
     const int lane = threadIdx.x % 32;
     auto work_list = schedule(p, shared.groups);
     Work work;
     auto at = shared.ring.begin_producer();
     while (work_list.next(work)) {
-      const int first = work.b + warp * kPiece + lane;
+      const int first = work.b + warp * kBox + lane;
       const int count = num_steps(work);
       const std::int64_t row_b =
           kFloat ? std::int64_t{work.expert} * ceil_div(p.m, mx::kWideBlock) + work.a / mx::kWideBlock
@@ -187,7 +187,7 @@ struct Kernel {
 #pragma unroll
         for (int step = 0; step < kScaleSteps; ++step) {
           if (begin + step >= count) break;
-          float* to = shared.scales_large[at.stage] + warp * kPiece + lane;
+          float* to = shared.scales_large[at.stage] + warp * kBox + lane;
           const float weight = Scales::value<kFloat>(stored[step][kPerLane]);
           shared.ring.wait_empty(at);
 #pragma unroll
@@ -207,14 +207,14 @@ struct Kernel {
   __device__ static int wave_i(int wave, int warpgroup) {
     return kWide ? warpgroup * kWaveRows : (wave * kConsumers + warpgroup) * kWaveRows;
   }
-  __device__ static int wave_j(int wave) { return kWide ? wave * kPiece : 0; }
+  __device__ static int wave_j(int wave) { return kWide ? wave * kBox : 0; }
 
   /// Assigns to `sum` the product of a wave's rows and b over one step.
   __device__ static void multiply(float (&sum)[kSums], std::uint64_t a, std::uint64_t b) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kStep / 32; ++i) {
-      ptx::Wgmma<kPiece>::e4m3(sum, ptx::advance_descriptor(a, 32 * i), ptx::advance_descriptor(b, 32 * i), i > 0);
+      ptx::Wgmma<kBox>::e4m3(sum, ptx::advance_descriptor(a, 32 * i), ptx::advance_descriptor(b, 32 * i), i > 0);
     }
     ptx::wgmma_commit();
   }
@@ -291,7 +291,7 @@ struct Kernel {
     constexpr int kRoundColumns = WarpBuffer::kRowBytes / 4;
     const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16;
 #pragma unroll
-    for (int round = 0; round < kPiece / kRoundColumns; ++round) {
+    for (int round = 0; round < kBox / kRoundColumns; ++round) {
 #pragma unroll
       for (int block = 0; block < kRoundColumns / 8; ++block) {
 #pragma unroll
@@ -331,23 +331,19 @@ struct Kernel {
     }
   }
 
-  /// Writes the parts of a sum one after the other, the last part first. The part after this one belongs to the block
-  /// of the same rank in the next share.
+  /// Writes a part of a sum when it is its turn. The whole warpgroup executes it.
   template <typename Write>
-  __device__ static void write_in_turn(const Work& work, std::int32_t* done, int warpgroup, Write&& write_part) {
+  __device__ static void write_in_turn(const Work& work, const PartTurn& turn, int warpgroup, Write&& write_part) {
     const bool first_thread = threadIdx.x % kWarpgroup == 0;
     if (!work.is_last_part) {
-      if (first_thread) {
-        while (ptx::load_acquire_gpu(done + kCluster * kConsumers) <= work.expert) {
-        }
-      }
+      if (first_thread) turn.await(work);
       ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
     }
     write_part();
     if (!work.is_first_part) {
       __threadfence();
       ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
-      if (first_thread) ptx::store_release_gpu(done, work.expert + 1);
+      if (first_thread) turn.pass(work);
     }
   }
 
@@ -399,9 +395,8 @@ struct Kernel {
       if (!work.store) continue;
       WarpBuffer& buffer = shared.buffers[threadIdx.x / 32 - kWarpgroup / 32];
       if constexpr (kWgrad) {
-        std::int32_t* done =
-            p.parts_done + (work_list.share() * kCluster + ptx::cluster_cta_rank()) * kConsumers + warpgroup;
-        write_in_turn(work, done, warpgroup, [&] { write(d, work, p, warpgroup, buffer); });
+        const PartTurn turn(p.parts_done, work_list.share(), warpgroup);
+        write_in_turn(work, turn, warpgroup, [&] { write(d, work, p, warpgroup, buffer); });
       } else {
         write(d, work, p, warpgroup, buffer);
       }
@@ -480,7 +475,7 @@ __global__ void prepare_wgrad(ScaleRows a, ScaleRows b, int num_steps, std::int3
     tile[y][x] = Scales::value<kFloat>(scales.load<kFloat>(j0 + y, (step0 + x) * kPerStep, inside));
   }
   __syncthreads();
-  const int at = of_a ? j0 + x : j0 / kPiece * kPiece + scale_position(j0 % kPiece + x);
+  const int at = of_a ? j0 + x : j0 / kBox * kBox + scale_position(j0 % kBox + x);
   for (int y = threadIdx.y; y < kArrangeTile && step0 + y < num_steps; y += kArrangeRows) {
     arranged[std::int64_t{step0 + y} * arranged_row(count) + at] = tile[x][y];
   }

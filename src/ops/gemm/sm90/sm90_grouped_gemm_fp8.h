@@ -58,7 +58,6 @@ struct Sm90BlockwiseWgrad {
   int num_sms = kAllSms;
 };
 
-inline constexpr std::size_t kSm90PartsBytes = 4096;
 /// Returns the bytes of scratch. It holds the state of sums that are cut into parts, and both operands' scales in the
 /// order of use.
 constexpr std::size_t sm90_blockwise_scratch_bytes(int num_rows, int m, int n) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "ops/gemm/sm90/sm90_grouped_gemm.h"
+#include "ops/gemm/sm90/sm90_ring.cuh"
 #include "ops/kit/ptx.cuh"
 
 namespace tessera::cuda::sm90 {
@@ -29,6 +30,26 @@ struct Work {
   bool store = true;
   bool is_last_part = true;  // The last part of a sum is written first.
   bool is_first_part = true;
+};
+
+/// Lets the parts of a sum be written one after the other, the last part first. `parts_done` has a number per share,
+/// block of a cluster and warpgroup, 0 at the start: one more than the expert whose part is written.
+class PartTurn {
+ public:
+  __device__ PartTurn(std::int32_t* parts_done, int share, int warpgroup)
+      : done_(parts_done + (share * kCluster + ptx::cluster_cta_rank()) * kConsumers + warpgroup) {}
+
+  /// Waits until the part after this one is written. It is of the block of the same rank in the next share, whose
+  /// cluster was started earlier, so the wait ends. One thread executes it.
+  __device__ void await(const Work& work) const {
+    while (ptx::load_acquire_gpu(done_ + kCluster * kConsumers) <= work.expert) {
+    }
+  }
+  /// Tells that this part is written. One thread executes it.
+  __device__ void pass(const Work& work) const { ptx::store_release_gpu(done_, work.expert + 1); }
+
+ private:
+  std::int32_t* done_;
 };
 
 struct TilePosition {

@@ -10,10 +10,11 @@
 namespace tessera::cuda::sm90 {
 
 /// Checks the sizes of a product, whose m and n must be multiples of `alignment`.
-inline void check_sizes(int num_experts, int num_rows, int m, int n, int alignment) {
-  TESSERA_CHECK(num_experts > 0 && num_experts <= kSm90MaxExperts, "{} experts", num_experts);
-  TESSERA_CHECK(num_rows > 0 && m > 0 && n > 0 && m % alignment == 0 && n % alignment == 0, "rows {}, m {}, n {}",
-                num_rows, m, n);
+template <typename Args>
+void check_sizes(const Args& args, int alignment) {
+  TESSERA_CHECK(args.num_experts > 0 && args.num_experts <= kSm90MaxExperts, "{} experts", args.num_experts);
+  TESSERA_CHECK(args.num_rows > 0 && args.m > 0 && args.n > 0, "rows {}, m {}, n {}", args.num_rows, args.m, args.n);
+  TESSERA_CHECK(args.m % alignment == 0 && args.n % alignment == 0, "m {}, n {}", args.m, args.n);
 }
 
 /// Launches at most one block on each of num_sms SMs, and at most as many clusters as the GPU holds at once.
