@@ -45,7 +45,7 @@ MUTANTS = [
     ("8-bit weight gradients: rows have their neighbours' scales", f"gemm/sm90/{FP8}.cuh",
      "* sum[i] * scale[i / 2 % 2];", "* sum[i] * scale[0];", f"gemm/sm90/{FP8}.cu", "mxfp8"),
     ("8-bit weight gradients: columns have others' scales", f"gemm/sm90/{FP8}.cuh",
-     "scale_position(j0 % kPiece + x)", "(j0 % kPiece + x)", f"gemm/sm90/{FP8}.cu", "fp8_blockwise"),
+     "scale_position(j0 % kBox + x)", "(j0 % kBox + x)", f"gemm/sm90/{FP8}.cu", "fp8_blockwise"),
     ("8-bit weight gradients: later parts of a sum are lost", f"gemm/sm90/{FP8}.cuh",
      "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"gemm/sm90/{FP8}.cu", "mxfp8"),
     ("exact products: both blocks have the first one's scale", f"gemm/sm90/{EXACT}.cuh",

@@ -1,4 +1,6 @@
 // `tessera plan` shows what a way to train would cost, before any machine is used.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -8,8 +10,11 @@
 #include "app/cli/option_checks.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
+#include "base/version.h"
 #include "ops/runtime/backends.h"
 #include "parallel/pipeline_picture.h"
+#include "plan/step_forecast.h"
 #include "run/memory_advice.h"
 #include "run/record/metrics.h"
 
@@ -167,6 +172,64 @@ void add_memory_command(CLI::App& parent) {
   app->callback([command, arguments] { command->run(arguments->read()); });
 }
 
+struct TimeCommand {
+  std::string calibration;
+  bool json = false;
+
+  void run(const JobConfig& job) const {
+    job.validate();
+    const Calibration rates = read_calibration(calibration);
+    if (rates.program != version()) {
+      spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
+                   calibration, rates.program, version());
+    }
+    const TrainingStep step(job);
+    const StepForecast forecast = forecast_step(operators_of_step(step.dry_run(), job.micro_batches_per_step()), rates);
+    const double tokens = static_cast<double>(job.sequences_per_step() * job.training.seq_len);
+    json ? print_json(forecast, tokens) : print_table(forecast, tokens);
+  }
+
+  static void print_table(const StepForecast& forecast, double tokens) {
+    fmt::print("{:<18}{:<30}{:>8}{:>12}{:>8}{:>10}\n", "pass", "operator", "calls", "ms", "%", "GFLOP/s");
+    const auto percent = [&](double seconds) { return 100.0 * seconds / forecast.seconds; };
+    for (const ForecastLine& line : forecast.lines) {
+      const std::string rate = line.flop > 0.0 ? fmt::format("{:.1f}", line.flop / line.seconds * 1e-9) : "";
+      fmt::print("{:<18}{:<30}{:>8}{:>12.3f}{:>8.1f}{:>10}{}\n", line.pass, line.name, line.num_calls,
+                 line.seconds * 1e3, percent(line.seconds), rate, line.is_extrapolated ? "  extrapolated" : "");
+    }
+    fmt::print("{:<18}{:<30}{:>8}{:>12.3f}{:>8.1f}\n\n", "", "the host, besides", "", forecast.host_seconds * 1e3,
+               percent(forecast.host_seconds));
+    fmt::print("step {:.1f} ms, {:.0f} tokens/s\n", forecast.seconds * 1e3, tokens / forecast.seconds);
+  }
+
+  static void print_json(const StepForecast& forecast, double tokens) {
+    nlohmann::ordered_json lines = nlohmann::ordered_json::array();
+    for (const ForecastLine& line : forecast.lines) {
+      lines.push_back({{"pass", line.pass},
+                       {"operator", line.name},
+                       {"calls", line.num_calls},
+                       {"ms", line.seconds * 1e3},
+                       {"flop", line.flop},
+                       {"extrapolated", line.is_extrapolated}});
+    }
+    const nlohmann::ordered_json json = {{"step_ms", forecast.seconds * 1e3},
+                                         {"tokens_per_s", tokens / forecast.seconds},
+                                         {"host_ms", forecast.host_seconds * 1e3},
+                                         {"operators", lines}};
+    fmt::print("{}\n", json_text(json));
+  }
+};
+
+void add_time_command(CLI::App& parent) {
+  auto command = std::make_shared<TimeCommand>();
+  CLI::App* app = parent.add_subcommand("time", "How long a step takes, by a calibration of the machine");
+  const auto arguments = std::make_shared<ConfigArguments>(app);
+  app->add_option("--calibration", command->calibration, "The file that `tessera bench calibrate` wrote")->required();
+  app->add_flag("--json", command->json, "Print one line of JSON");
+  app->footer("Keys of the configuration as in `tessera train`. Nothing is trained.");
+  app->callback([command, arguments] { command->run(arguments->read()); });
+}
+
 }  // namespace
 
 void add_plan_commands(CLI::App& app) {
@@ -174,6 +237,7 @@ void add_plan_commands(CLI::App& app) {
   command->require_subcommand(1);
   add_schedule_command(*command);
   add_memory_command(*command);
+  add_time_command(*command);
 }
 
 }  // namespace tessera

@@ -145,23 +145,26 @@ void GemmSite::multiply_wgrad(const LayerContext& context, const GemmOperand& d_
 void GemmSite::compute_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
                              const Tensor& offsets_E1) const {
   const Tensor d_w = context.gradient(id_);
-  const auto multiply = [&](const auto& gradient, const auto& input, Write write) {
+  const auto multiply = [&](const Context& op, const auto& gradient, const auto& input, Write write) {
     if (offsets_E1.defined()) {
-      grouped_linear_wgrad(context.op, gradient, input, offsets_E1, d_w, write);
+      grouped_linear_wgrad(op, gradient, input, offsets_E1, d_w, write);
     } else {
-      linear_wgrad(context.op, gradient, input, d_w, write);
+      linear_wgrad(op, gradient, input, d_w, write);
     }
   };
-  const auto add = [&](Write write) {
+  const auto add = [&](const Context& op, Write write) {
     if (is_high(context.precision(id_).wgrad)) {
-      multiply(d_y.plain, x.plain, write);
+      multiply(op, d_y.plain, x.plain, write);
     } else {
-      multiply(d_y.columns, x.columns, write);
+      multiply(op, d_y.columns, x.columns, write);
     }
   };
-  // The first product of a step assigns the gradient. Both are measured.
-  if (context.op.measuring()) add(Write::kAssign);
-  add(context.op.measuring() ? Write::kAccumulate : context.gradients->gradient_write(id_));
+  if (!context.op.measuring()) return add(context.op, context.gradients->gradient_write(id_));
+  // The first product of a step assigns the gradient. Both are measured, and the first is recorded.
+  add(context.op, Write::kAssign);
+  Context unrecorded = context.op;
+  unrecorded.record = nullptr;
+  add(unrecorded, Write::kAccumulate);
 }
 
 bool LinearSite::gathers(const LayerContext& context) const {

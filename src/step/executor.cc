@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/elementwise/elementwise.h"
+#include "ops/runtime/operator_record.h"
 
 namespace tessera {
 namespace {
@@ -15,6 +16,15 @@ int tag_of(int stage, Direction direction) { return 2 * stage + (direction == Di
 /// Returns whether a pass is the last of its micro-batch in its stage.
 bool frees_slot(const PipelinePass& pass) {
   return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
+}
+
+/// Names the pass of the operators that follow in the record, if there is one.
+void name_pass(const Context& op, int stage, PipelinePass::Kind kind) {
+  if (op.record == nullptr) return;
+  const char* name = kind == PipelinePass::Kind::kForward          ? "forward"
+                     : kind == PipelinePass::Kind::kBackwardWeight ? "weight gradients"
+                                                                   : "backward";
+  op.record->set_pass(fmt::format("stage {} {}", stage, name));
 }
 
 }  // namespace
@@ -91,9 +101,13 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
   StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
   if (is_pipeline()) saved.arena = &arena;
   if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(arena, batch);
+  name_pass(op, stage.stage, PipelinePass::Kind::kForward);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
+  name_pass(op, stage.stage, PipelinePass::Kind::kBackward);
   model_.backward(op, index_of(stage), batch, scale, saved, probe);
-  if (saved.deferred) model_.backward_weights(op, index_of(stage), batch, saved);
+  if (!saved.deferred) return;
+  name_pass(op, stage.stage, PipelinePass::Kind::kBackwardWeight);
+  model_.backward_weights(op, index_of(stage), batch, saved);
 }
 
 void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
@@ -102,7 +116,9 @@ void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
     run_alone(op, stage, batch, probe, arena);
     stage.slot_bytes = std::max(stage.slot_bytes, arena.peak());
     const ArenaScope scope(*op.arena);
-    model_.evaluate(op, batch, {}, {}, {}, index_of(stage), boundary(*op.arena, batch));
+    Context unrecorded = op;
+    unrecorded.record = nullptr;
+    model_.evaluate(unrecorded, batch, {}, {}, {}, index_of(stage), boundary(*op.arena, batch));
   }
 }
 
@@ -175,6 +191,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   StageSaved& saved = slot->saved;
   const bool is_first = pass.stage == 0, is_last = pass.stage + 1 == schedule_.num_stages();
   clock.begin();
+  name_pass(op, pass.stage, pass.kind);
   switch (pass.kind) {
     case PipelinePass::Kind::kForward: {
       if (!is_first && is_local(pass.stage - 1)) {

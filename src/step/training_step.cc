@@ -80,30 +80,33 @@ Batch TrainingStep::make_batch() const {
                {.rank = mesh_->place.cp, .size = mesh_->degrees.cp}, cuda_ == nullptr ? Device::kCpu : device());
 }
 
-Context TrainingStep::context() { return {.arena = &arena_, .cuda = cuda_.get(), .trace = trace_}; }
+Context TrainingStep::context() {
+  return {.arena = &arena_, .cuda = cuda_.get(), .trace = observers_.trace, .record = observers_.record};
+}
 
 void TrainingStep::measure() {
   const Batch batch = make_batch();
   const Context op = context();
   SqnrProbe probe;
-  for (SiteProbe* observer : {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&probe)}) {
-    executor_.measure(op, batch, observer);
-  }
-  optimizer_.measure_gradients(op, model_.parameters());
+  executor_.measure(op, batch, &probe);
+  Context recorded = op;
+  recorded.record = &dry_run_.operators;
+  executor_.measure(recorded, batch, nullptr);
+  update_weights(recorded);
   const Parameters& parameters = model_.parameters();
   const std::size_t gradients = parameters.all_gradients().num_bytes();
   std::size_t optimizer_state = 0;
   for (std::size_t i = 0; i < parameters.optimizer_tensors().size(); ++i) {
     optimizer_state += parameters.optimizer_tensor(i).num_bytes();
   }
-  plan_ = {.weights = parameters.num_bytes(parameters.compute_dtype()) - gradients - optimizer_state +
-                      model_.quantized_weights().num_bytes(),
-           .gradients = gradients,
-           .optimizer_state = optimizer_state,
-           .activations = arena_.peak() + executor_.num_bytes(),
-           .windows = model_.window_bytes(),
-           .batches = batch.num_bytes() * (device() == Device::kCuda ? kMaxStarted : 1) *
-                      static_cast<std::size_t>(config_.micro_batches_per_step(mesh_->num_data_ranks()))};
+  dry_run_.memory = {.weights = parameters.num_bytes(parameters.compute_dtype()) - gradients - optimizer_state +
+                                model_.quantized_weights().num_bytes(),
+                     .gradients = gradients,
+                     .optimizer_state = optimizer_state,
+                     .activations = arena_.peak() + executor_.num_bytes(),
+                     .windows = model_.window_bytes(),
+                     .batches = batch.num_bytes() * (device() == Device::kCuda ? kMaxStarted : 1) *
+                                static_cast<std::size_t>(config_.micro_batches_per_step(mesh_->num_data_ranks()))};
 }
 
 void TrainingStep::warn_of_slow_operators() const {
@@ -343,15 +346,23 @@ void TrainingStep::run_step(Started& started, PhaseClock& clock) {
   parameters.finish_gradients();
   if (started.is_poisoned) FaultInjection::poison(op, model_);
   clock.begin();
-  const TraceScope trace(trace_, "optimizer");
+  const TraceScope trace(observers_.trace, "optimizer");
+  update_weights(op);
+  clock.end(&PhaseSeconds::optimizer);
+}
+
+void TrainingStep::update_weights(const Context& op) {
+  if (op.record != nullptr) op.record->set_pass("optimizer");
+  const Parameters& parameters = model_.parameters();
   optimizer_.measure_gradients(op, parameters);
-  if (mesh_->degrees.num_ranks() > 1) reduction_.reduce(op, model_, optimizer_.squares());
-  if (cuda_ != nullptr) cuda_->stream().wait(gpu_.state_read_done());
+  if (!op.measuring()) {
+    if (mesh_->degrees.num_ranks() > 1) reduction_.reduce(op, model_, optimizer_.squares());
+    if (cuda_ != nullptr) cuda_->stream().wait(gpu_.state_read_done());
+  }
   optimizer_.clip(op, model_.sums().main_loss(op.device()));
   model_.update_expert_biases(op, optimizer_.finite_1(op));
   optimizer_.update(op, parameters);
   model_.weights_changed(op);
-  clock.end(&PhaseSeconds::optimizer);
 }
 
 double TrainingStep::evaluate(const Batch& batch) {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "config/job_config.h"
 #include "model/model.h"
+#include "ops/runtime/operator_record.h"
 #include "step/executor.h"
 #include "step/fault_injection.h"
 #include "step/gpu_steps.h"
@@ -97,7 +98,7 @@ class TrainingStep {
   explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu,
                         std::shared_ptr<cuda::Runtime> cuda = nullptr);
 
-  const MemoryPlan& memory_plan() const { return plan_; }
+  const MemoryPlan& memory_plan() const { return dry_run_.memory; }
   /// Returns the device that the step runs on.
   Device device() const { return model_.options().device; }
   /// Warns of operators that are slow on this GPU, and says why.
@@ -138,7 +139,13 @@ class TrainingStep {
   /// Returns the model with all stages and all ranks' parts, for names and numbers. It is not run.
   const Model& whole_model() const { return whole_; }
   Context context();
-  void set_trace(TraceRecorder* trace) { trace_ = trace; }
+  void set_trace(TraceRecorder* trace) { observers_.trace = trace; }
+  /// Returns the operators of a step, which were recorded when it was measured: those of one micro-batch in every stage
+  /// of this rank, and those of the optimizer. The first write of a step to a gradient assigns; others accumulate.
+  const OperatorRecord& dry_run() const { return dry_run_.operators; }
+  /// Records the operators of the steps that follow, with their times on a CPU, or no longer if it is null. Not for
+  /// steps that a GPU makes from a recorded graph.
+  void set_record(OperatorRecord* record) { observers_.record = record; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -177,6 +184,8 @@ class TrainingStep {
   /// Makes a step from zero gradients to new weights, which is all that a GPU can do without the host. If the step is
   /// not finite, weights, moments and biases do not change.
   void run_step(Started& started, PhaseClock& clock);
+  /// Makes the optimizer's part of a step, from the gradients to the copies of the new weights.
+  void update_weights(const Context& op);
   /// Warms up the executor (Executor::warm_up), including the kernels that its probes launch.
   void warm_up(const Batch& batch);
   /// Returns what body() returns. If it throws on this rank, calls ProcessGroup::abort_gpu(), except for FailedStep,
@@ -195,6 +204,16 @@ class TrainingStep {
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
 
+  /// What is known of a step before it runs.
+  struct DryRun {
+    MemoryPlan memory;
+    OperatorRecord operators;
+  };
+  struct Observers {
+    TraceRecorder* trace = nullptr;
+    OperatorRecord* record = nullptr;
+  };
+
   const JobConfig& config_;
   std::shared_ptr<cuda::Runtime> cuda_;  // null on CPUs, and when a plan is made without a GPU
   std::shared_ptr<Mesh> mesh_;
@@ -202,14 +221,14 @@ class TrainingStep {
   Model model_;
   Executor executor_;
   Arena arena_;
-  MemoryPlan plan_;
+  DryRun dry_run_;
   Optimizer optimizer_;
   StepReduction reduction_;
   LossSpikes spikes_;
   FaultInjection faults_;
   StartedSteps started_;
   GpuSteps gpu_{kMaxStarted};
-  TraceRecorder* trace_ = nullptr;
+  Observers observers_;
 };
 
 }  // namespace tessera

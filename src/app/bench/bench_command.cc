@@ -11,11 +11,13 @@
 #include "base/median.h"
 #include "ops/cpu/kernels.h"
 #include "ops/runtime/kernel_profile.h"
+#include "plan/calibrate.h"
+#include "plan/random_tokens.h"
 #include "run/rank_setup.h"
 #include "run/record/metrics.h"
 #include "step/training_step.h"
+#include "system/progress_bar.h"
 #include "tensor/parallel.h"
-#include "tensor/philox.h"
 
 namespace tessera {
 namespace {
@@ -66,28 +68,6 @@ void use_cpu_kernels(const std::string& name) {
           "--cpu-kernels is \"{}\"; expected baseline, or, if this processor has it, avx512 or avx512_bf16", name);
   cpu::use_kernels(table);
 }
-
-/// Draws token ids for micro-batches. A few ids are frequent, so that there is something to learn.
-class RandomTokens {
- public:
-  RandomTokens(const JobConfig& config, std::int64_t data_rank)
-      : random_(static_cast<std::uint64_t>(config.debug.seed), stream_of(fmt::format("bench.tokens.{}", data_rank))),
-        vocab_size_(static_cast<double>(config.model.args.vocab_size)),
-        tokens_(static_cast<std::size_t>(config.micro_batch_size() * (config.training.seq_len + 1))) {}
-  std::span<const std::int32_t> next() {
-    for (std::int32_t& token : tokens_) {
-      const double u = random_.uniform(drawn_++);
-      token = static_cast<std::int32_t>(u * u * u * vocab_size_);
-    }
-    return tokens_;
-  }
-
- private:
-  Philox random_;
-  double vocab_size_;
-  std::uint64_t drawn_ = 0;
-  std::vector<std::int32_t> tokens_;
-};
 
 struct MeasuredSteps {
   double seconds, forward, backward;  // the median of the steps; the means of their phases
@@ -220,6 +200,30 @@ void add_step_command(CLI::App& parent, int& status) {
   });
 }
 
+void add_calibrate_command(CLI::App& parent) {
+  auto out = std::make_shared<std::string>("calibration.json");
+  auto options = std::make_shared<CalibrateOptions>();
+  CLI::App* command = parent.add_subcommand("calibrate", "Measure this CPU's operators, for `tessera plan time`");
+  command->add_option("--out,--output", *out, "Write the rates to this file")->capture_default_str();
+  command->add_option("--steps", options->steps, "Steps of every small model that are timed in a round")
+      ->transform(as_count(1, 1000))
+      ->capture_default_str();
+  command->add_option("--rounds", options->rounds, "Rounds of all models")
+      ->transform(as_count(1, 1000))
+      ->capture_default_str();
+  command->callback([out, options] {
+    std::optional<ProgressBar> bar;
+    options->progress = [&bar](std::size_t done, std::size_t count) {
+      if (!bar) bar.emplace("measuring", count, "models");
+      bar->set(done);
+    };
+    const Calibration calibration = calibrate(*options);
+    bar->clear();
+    write_calibration(calibration, *out);
+    fmt::print("{}: {} classes of operators on {} threads\n", *out, calibration.operators.size(), calibration.threads);
+  });
+}
+
 void add_table_command(CLI::App& parent, GpuTable table, const std::string& name, const std::string& help) {
   auto options = std::make_shared<GpuTableOptions>();
   CLI::App* command = parent.add_subcommand(name, help);
@@ -233,6 +237,7 @@ void add_table_command(CLI::App& parent, GpuTable table, const std::string& name
 void add_bench_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("bench", "Time training steps, and operators on a GPU");
   add_step_command(*command, status);
+  add_calibrate_command(*command);
   add_table_command(*command, GpuTable::kGemm, "gemm", "Dense products on a GPU, in bfloat16 and in 8 bits");
   add_table_command(*command, GpuTable::kGrouped, "grouped", "Products of experts on a GPU, in bfloat16 and in 8 bits");
   add_table_command(*command, GpuTable::kAttention, "attention", "Multi-head latent attention on a GPU");

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "ops/runtime/context.h"
+#include "ops/runtime/operator_record.h"
 
 /// Declares cpu::operation and cuda::operation with the type of tessera::operation.
 #define TESSERA_BACKENDS(operation)         \
@@ -32,6 +33,60 @@ inline constexpr bool kHasCuda = true;
 inline constexpr bool kHasCuda = false;
 #endif
 
+/// Calls see(tensor) for every tensor of an operand, which is a tensor, a struct of tensors, or an option.
+template <typename Operand, typename See>
+void for_each_tensor(const Operand& x, const See& see) {
+  const auto all = [&](const auto&... parts) { (for_each_tensor(parts, see), ...); };
+  if constexpr (std::is_same_v<Operand, Tensor>) {
+    if (x.defined()) see(x);
+  } else if constexpr (requires { x.plain; }) {
+    all(x.plain, x.rows, x.columns);
+  } else if constexpr (requires { x.elements; }) {
+    all(x.elements, x.scales);
+  } else if constexpr (requires { x.wide_rows; }) {
+    all(x.rows, x.columns, x.wide_rows, x.wide_columns);
+  } else if constexpr (requires { x.k_rope; }) {
+    all(x.q, x.kv, x.k_rope, x.doc_start_T);
+  } else if constexpr (requires { x.cache_SPN; }) {
+    all(x.q, x.q_latent, x.cache_SPN, x.slot_T, x.position_T);
+  } else if constexpr (requires { x.scores_TE; }) {
+    all(x.scores_TE, x.expert_ids_TK, x.weights_TK, x.counts_E, x.balance_f_BE);
+  }
+}
+
+/// Records a call in the context's OperatorRecord, if there is one, from its construction to its destruction.
+class RecordedCall {
+ public:
+  template <typename... Operands>
+  RecordedCall(const Context& op, const char* name, const Operands&... operands)
+      : record_(op.record), is_timed_(!op.measuring() && op.target() == Device::kCpu) {
+    if (record_ == nullptr) return;
+    if (RecordedOperator* call = record_->begin(name)) (note(operands, *call), ...);
+  }
+  ~RecordedCall() {
+    if (record_ != nullptr) record_->end(is_timed_);
+  }
+  RecordedCall(const RecordedCall&) = delete;
+  RecordedCall& operator=(const RecordedCall&) = delete;
+
+ private:
+  template <typename Operand>
+  static void note(const Operand& x, RecordedOperator& call) {
+    if constexpr (std::is_same_v<Operand, Write>) {
+      call.accumulates |= x == Write::kAccumulate;
+    } else if constexpr (std::is_same_v<Operand, bool>) {
+      (call.operands.size() == 1 ? call.transposes_a : call.transposes_b) = x;
+    } else if constexpr (requires { x.queries_per_seq(); }) {
+      call.sequence = x.seq_len;
+    } else {
+      for_each_tensor(x, [&](const Tensor& tensor) { call.operands.push_back({tensor.shape(), tensor.dtype()}); });
+    }
+  }
+
+  OperatorRecord* record_;
+  bool is_timed_;
+};
+
 namespace cuda {
 
 /// Records an operator's name and operands, so that the message of a failure can list them (runtime.h). Afterwards,
@@ -42,7 +97,7 @@ class RunningOperator {
   RunningOperator(const Context& op, const char* name, const Operands&... operands) : op_(op) {
     if (op.measuring()) return;
     begin(name);
-    (note(operands), ...);
+    (for_each_tensor(operands, [this](const Tensor& tensor) { note(tensor); }), ...);
   }
   void finish() const {
     if (!op_.measuring()) check_launches();
@@ -51,17 +106,6 @@ class RunningOperator {
  private:
   void begin(const char* name) const;
   void note(const Tensor& operand) const;
-  template <typename Other>
-  void note(const Other& operand) const {
-    if constexpr (requires { operand.plain; }) {
-      note(operand.plain);
-      note(operand.rows.elements);
-    } else if constexpr (requires { operand.elements; }) {
-      note(operand.elements);
-    } else if constexpr (requires { operand.q; }) {
-      note(operand.q);
-    }
-  }
   void check_launches() const;
 
   const Context& op_;
@@ -71,6 +115,7 @@ class RunningOperator {
 
 template <auto* kCpu, auto* kCuda, typename... Operands>
 auto run_backend(const char* name, const Context& op, const Operands&... operands) {
+  const RecordedCall recorded(op, name, operands...);
   if (op.target() == Device::kCuda) {
     TESSERA_CHECK(kHasCuda, "{} in a build without CUDA", name);
     if constexpr (kHasCuda) {

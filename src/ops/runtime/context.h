@@ -9,6 +9,7 @@ namespace tessera {
 namespace cuda {
 class Runtime;
 }
+class OperatorRecord;
 
 struct Context {
   /// Arena for scratch and for the step's activations. Its target decides on which device operators run.
@@ -18,6 +19,8 @@ struct Context {
   cuda::Runtime* cuda = nullptr;
   /// Recorder to which layers and the costly operators add their times. It may be null.
   TraceRecorder* trace = nullptr;
+  /// Record of the operators that are called (ops/runtime/operator_record.h). It may be null.
+  OperatorRecord* record = nullptr;
 
   /// Returns the device of the step's tensors: kMeta when measuring.
   Device device() const { return arena->device(); }

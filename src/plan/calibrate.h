@@ -1,0 +1,22 @@
+// Measures how fast this machine executes operators, within steps of small models, where caches, threads and clocks are
+// as in training.
+#pragma once
+
+#include <functional>
+
+#include "plan/calibration.h"
+
+namespace tessera {
+
+struct CalibrateOptions {
+  int steps = 3;   // timed per model and round
+  int rounds = 3;  // of all models: a slow moment of the machine then meets all of them
+  /// Is called before each model of each round, with how many are done and how many there are.
+  std::function<void(std::size_t done, std::size_t count)> progress;
+};
+
+/// Trains the models of a fixed list for a few steps on the CPU, times every operator, and fits the rates to the
+/// medians.
+Calibration calibrate(const CalibrateOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,140 @@
+#include "plan/calibration.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/file.h"
+#include "base/json.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kFormat = "tessera calibration";
+constexpr std::uint64_t kVersion = 1;
+/// Errors of calls count as parts of their time and of this time together, because a short call's time is not
+/// repeatable, and counts little.
+constexpr double kShortCall = 5e-6;
+
+}  // namespace
+
+double OperatorRate::seconds(const OperatorWork& work) const {
+  double sum = 0.0;
+  for (std::size_t kind = 0; kind < OperatorWork::kKinds; ++kind) sum += seconds_per[kind] * work[kind];
+  return sum;
+}
+
+bool OperatorRate::extrapolates(const OperatorWork& work) const {
+  constexpr double kFactor = 2.0;
+  return work.bytes() * kFactor < least_bytes || work.bytes() > kFactor * most_bytes;
+}
+
+const OperatorRate& Calibration::rate(const std::string& name) const {
+  const auto found = operators.find(name);
+  require(found != operators.end(),
+          "'{}' has no rate of '{}'; `tessera bench calibrate` measures all operators of this program on a machine",
+          path.string(), name);
+  return found->second;
+}
+
+OperatorRate fit_rate(std::span<const MeasuredCall> calls) {
+  constexpr std::size_t kKinds = OperatorWork::kKinds;
+  OperatorRate rate;
+  rate.num_calls = calls.size();
+  rate.least_bytes = std::numeric_limits<double>::infinity();
+  // Kinds are scaled by their mean, so that their coefficients are seconds of an average call.
+  std::array<double, kKinds> scale{};
+  for (const MeasuredCall& call : calls) {
+    for (std::size_t kind = 0; kind < kKinds; ++kind)
+      scale[kind] += call.work[kind] / static_cast<double>(calls.size());
+    rate.least_bytes = std::min(rate.least_bytes, call.work.bytes());
+    rate.most_bytes = std::max(rate.most_bytes, call.work.bytes());
+  }
+  // Non-negative least squares by coordinate descent (Franc, Hlavac and Navara, CAIP 2005) on A x = b, with a row per
+  // call.
+  std::array<std::array<double, kKinds>, kKinds> products{};  // AᵀA
+  std::array<double, kKinds> right{}, x{};                    // Aᵀb
+  for (const MeasuredCall& call : calls) {
+    const double weight = 1.0 / (call.seconds + kShortCall);
+    std::array<double, kKinds> row{};
+    for (std::size_t i = 0; i < kKinds; ++i) row[i] = scale[i] > 0.0 ? call.work[i] / scale[i] * weight : 0.0;
+    for (std::size_t i = 0; i < kKinds; ++i) {
+      for (std::size_t j = 0; j < kKinds; ++j) products[i][j] += row[i] * row[j];
+      right[i] += row[i] * call.seconds * weight;
+    }
+  }
+  constexpr int kRounds = 20000;
+  for (int round = 0; round < kRounds; ++round) {
+    double change = 0.0;
+    for (std::size_t i = 0; i < kKinds; ++i) {
+      if (products[i][i] <= 0.0) continue;
+      double rest = right[i];
+      for (std::size_t j = 0; j < kKinds; ++j) rest -= products[i][j] * x[j];
+      const double next = std::max(0.0, x[i] + rest / products[i][i]);
+      change = std::max(change, std::abs(next - x[i]));
+      x[i] = next;
+    }
+    if (change <= 1e-12 * *std::max_element(x.begin(), x.end())) break;
+  }
+  for (std::size_t i = 0; i < kKinds; ++i) rate.seconds_per[i] = scale[i] > 0.0 ? x[i] / scale[i] : 0.0;
+  for (const MeasuredCall& call : calls) {
+    rate.mean_error += std::abs(rate.seconds(call.work) - call.seconds) / (call.seconds + kShortCall) /
+                       static_cast<double>(calls.size());
+  }
+  return rate;
+}
+
+Calibration read_calibration(const std::filesystem::path& path) {
+  const std::optional<nlohmann::json> json = read_json_file(path, kFormat, kVersion);
+  require(json.has_value(), "there is no '{}'; `tessera bench calibrate --out {}` measures this machine", path.string(),
+          path.string());
+  const JsonFields fields(*json, fmt::format("'{}', $", path.string()));
+  constexpr std::uint64_t kMost = 1 << 20;
+  Calibration result{.machine = fields.text("machine"),
+                     .program = fields.text("program"),
+                     .date = fields.text("date"),
+                     .threads = static_cast<int>(fields.count("threads", kMost)),
+                     .ranks = static_cast<int>(fields.count("ranks", kMost)),
+                     .operators = {},
+                     .seconds_per_operator = fields.number("seconds_per_operator"),
+                     .path = path};
+  for (const auto& [name, value] : fields.at("operators").items()) {
+    const JsonFields of_class(value, fmt::format("'{}', $.operators.{}", path.string(), name));
+    OperatorRate rate{.num_calls = of_class.count("calls"),
+                      .mean_error = of_class.number("mean_error"),
+                      .least_bytes = of_class.number("least_bytes"),
+                      .most_bytes = of_class.number("most_bytes")};
+    for (std::size_t kind = 0; kind < OperatorWork::kKinds; ++kind) {
+      rate.seconds_per[kind] = of_class.number(fmt::format("seconds_per_{}", OperatorWork::kNames[kind]).c_str());
+    }
+    result.operators.emplace(name, rate);
+  }
+  return result;
+}
+
+void write_calibration(const Calibration& calibration, const std::filesystem::path& path) {
+  nlohmann::ordered_json operators = nlohmann::ordered_json::object();
+  for (const auto& [name, rate] : calibration.operators) {
+    nlohmann::ordered_json& json = operators[name];
+    for (std::size_t kind = 0; kind < OperatorWork::kKinds; ++kind) {
+      json[fmt::format("seconds_per_{}", OperatorWork::kNames[kind])] = rate.seconds_per[kind];
+    }
+    json["calls"] = rate.num_calls;
+    json["mean_error"] = rate.mean_error;
+    json["least_bytes"] = rate.least_bytes;
+    json["most_bytes"] = rate.most_bytes;
+  }
+  const nlohmann::ordered_json json = {{"format", kFormat},
+                                       {"version", kVersion},
+                                       {"machine", calibration.machine},
+                                       {"program", calibration.program},
+                                       {"date", calibration.date},
+                                       {"source", "tessera bench calibrate"},
+                                       {"threads", calibration.threads},
+                                       {"ranks", calibration.ranks},
+                                       {"seconds_per_operator", calibration.seconds_per_operator},
+                                       {"operators", operators}};
+  write_whole_file(path, json_text(json, 1) + '\n');
+}
+
+}  // namespace tessera

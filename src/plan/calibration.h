@@ -1,0 +1,59 @@
+// How fast a machine executes operators: a calibration, which `tessera bench calibrate` measures and writes to a file.
+//
+// Within a class of calls (plan/operator_work.h) a call is taken to last a sum of terms, each an amount of its work
+// times a rate: so much per call, per flop, and per byte of each operand. The rates are those that fit measured calls
+// best.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/operator_work.h"
+
+namespace tessera {
+
+/// Holds the rates of a class of calls, and what they were fitted to.
+struct OperatorRate {
+  std::array<double, OperatorWork::kKinds> seconds_per{};  // by OperatorWork::Kind; none is negative
+  std::size_t num_calls = 0;                               // different calls that were measured
+  double mean_error = 0.0;                                 // of the fit, as a part of a call's time
+  double least_bytes = 0.0, most_bytes = 0.0;              // of the calls that were measured
+
+  double seconds(const OperatorWork& work) const;
+  /// Says whether a call is so far from all that were measured that its time is an extrapolation: by more than a factor
+  /// of 2 in bytes.
+  bool extrapolates(const OperatorWork& work) const;
+};
+
+/// Describes a call that was measured.
+struct MeasuredCall {
+  std::string name;  // of its class
+  OperatorWork work;
+  double seconds;
+};
+
+struct Calibration {
+  std::string machine, program, date;  // the processor, version(), and the day as year-month-day
+  int threads = 1, ranks = 1;
+  std::map<std::string, OperatorRate> operators;  // by class
+  double seconds_per_operator = 0.0;              // of a step, besides its operators, for each of them
+
+  /// Returns the rates of a class. Throws Error, which names the class, the file and the remedy, if it was not
+  /// measured.
+  const OperatorRate& rate(const std::string& name) const;
+
+  /// The file that it was read from, for errors. It is no part of the file.
+  std::filesystem::path path;
+};
+
+/// Fits the rates of one class by least squares of the relative errors.
+OperatorRate fit_rate(std::span<const MeasuredCall> calls);
+
+/// Throws Error if the file is no calibration.
+Calibration read_calibration(const std::filesystem::path& path);
+void write_calibration(const Calibration& calibration, const std::filesystem::path& path);
+
+}  // namespace tessera

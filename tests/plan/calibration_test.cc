@@ -1,0 +1,94 @@
+// Fits rates to calls whose rates are known, and writes and reads calibrations.
+#include "plan/calibration.h"
+
+#include <gtest/gtest.h>
+
+#include "base/file.h"
+#include "tensor/philox.h"
+#include "tests/data/support.h"
+#include "tests/expect_error.h"
+
+namespace tessera {
+namespace {
+
+using Amounts = std::array<double, OperatorWork::kKinds>;
+
+const Amounts kRates = {2e-6, 1e-11, 3e-11, 5e-11, 0.0};
+
+std::vector<MeasuredCall> calls_of_known_rates() {
+  std::vector<MeasuredCall> calls;
+  const Philox random(1, 1);
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    MeasuredCall call{.name = "gemm", .work = {{1.0}}, .seconds = kRates[0]};
+    for (std::size_t kind = 1; kind < OperatorWork::kKinds; ++kind) {
+      call.work.amounts[kind] = 1e5 * (1.0 + 50.0 * random.uniform(OperatorWork::kKinds * i + kind));
+      call.seconds += kRates[kind] * call.work[kind];
+    }
+    calls.push_back(call);
+  }
+  return calls;
+}
+
+TEST(Calibration, TheFitFindsTheRatesOfWhichTimesAreMade) {
+  const std::vector<MeasuredCall> calls = calls_of_known_rates();
+  const OperatorRate rate = fit_rate(calls);
+  for (std::size_t kind = 0; kind < OperatorWork::kKinds; ++kind) {
+    EXPECT_NEAR(rate.seconds_per[kind], kRates[kind], 1e-3 * kRates[kind] + 1e-14) << OperatorWork::kNames[kind];
+  }
+  EXPECT_LT(rate.mean_error, 1e-3);
+  EXPECT_EQ(rate.num_calls, calls.size());
+  for (const MeasuredCall& call : calls) {
+    EXPECT_NEAR(rate.seconds(call.work), call.seconds, 1e-3 * call.seconds);
+    EXPECT_FALSE(rate.extrapolates(call.work));
+  }
+}
+
+TEST(Calibration, NoRateIsNegative) {
+  std::vector<MeasuredCall> calls = calls_of_known_rates();
+  for (MeasuredCall& call : calls) call.seconds = 1e-3 - 1e-10 * call.work[OperatorWork::kOtherBytes];
+  for (const double seconds : fit_rate(calls).seconds_per) EXPECT_GE(seconds, 0.0);
+}
+
+TEST(Calibration, FarFromAllCallsIsAnExtrapolation) {
+  const std::vector<MeasuredCall> calls = calls_of_known_rates();
+  const OperatorRate rate = fit_rate(calls);
+  OperatorWork work;
+  work.amounts[OperatorWork::kOtherBytes] = 2.1 * rate.most_bytes;
+  EXPECT_TRUE(rate.extrapolates(work));
+  work.amounts[OperatorWork::kOtherBytes] = 0.45 * rate.least_bytes;
+  EXPECT_TRUE(rate.extrapolates(work));
+}
+
+TEST(Calibration, AFileHoldsWhatWasMeasured) {
+  const data::TemporaryFolder scratch;
+  Calibration written;
+  written.machine = "a processor";
+  written.program = "0.1.0";
+  written.date = "2026-01-02";
+  written.threads = 2;
+  written.seconds_per_operator = 1.5e-7;
+  written.operators.emplace("gemm NT float32", fit_rate(calls_of_known_rates()));
+  write_calibration(written, scratch / "c.json");
+  const Calibration read = read_calibration(scratch / "c.json");
+  EXPECT_EQ(read.machine, written.machine);
+  EXPECT_EQ(read.program, written.program);
+  EXPECT_EQ(read.date, written.date);
+  EXPECT_EQ(read.threads, 2);
+  EXPECT_EQ(read.seconds_per_operator, written.seconds_per_operator);
+  EXPECT_EQ(read.rate("gemm NT float32").seconds_per, written.rate("gemm NT float32").seconds_per);
+  EXPECT_EQ(read.rate("gemm NT float32").most_bytes, written.rate("gemm NT float32").most_bytes);
+  expect_error([&] { read.rate("gemm NN float32"); }, {"c.json", "'gemm NN float32'", "tessera bench calibrate"});
+}
+
+TEST(Calibration, WhatIsNoCalibrationIsRefused) {
+  const data::TemporaryFolder scratch;
+  expect_error([&] { read_calibration(scratch / "none.json"); }, {"there is no", "none.json", "bench calibrate"});
+  write_whole_file(scratch / "other.json", R"({"format": "tessera verdict", "version": 1})");
+  expect_error([&] { read_calibration(scratch / "other.json"); },
+               {"other.json", "tessera calibration", "tessera verdict"});
+  write_whole_file(scratch / "short.json", R"({"format": "tessera calibration", "version": 1, "machine": "x"})");
+  expect_error([&] { read_calibration(scratch / "short.json"); }, {"short.json", "program"});
+}
+
+}  // namespace
+}  // namespace tessera

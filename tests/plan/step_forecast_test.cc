@@ -1,0 +1,138 @@
+// Compares the record of a dry run with that of a step, and with formulas, and folds it with known rates.
+#include "plan/step_forecast.h"
+
+#include <gtest/gtest.h>
+
+#include "config/job_config.h"
+#include "plan/random_tokens.h"
+#include "step/training_step.h"
+#include "tests/expect_error.h"
+#include "tests/step/small_model.h"
+
+namespace tessera {
+namespace {
+
+const std::vector<std::string> kMxfp8 = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
+                                         "--quantize.linear.mx.unaligned=bf16"};
+const std::vector<std::string> kRecomputed = {"--activation_checkpoint.mode=full"};
+const std::vector<std::string> kFloat32 = {"--training.mixed_precision_param=float32"};
+
+/// A step of two micro-batches of 2 sequences.
+JobConfig small_config(const std::vector<std::string>& overrides) {
+  static const std::string kToml = std::string(kSmallModel) + R"(
+[training]
+local_batch_size = 2
+global_batch_size = 4
+seq_len = 32
+steps = 3
+)";
+  return parse_job_config(kToml, overrides);
+}
+
+/// Returns the operators of the step's passes, as a run records them in its second step.
+std::vector<RecordedOperator> operators_of_run(const JobConfig& config) {
+  TrainingStep step(config);
+  step.allocate();
+  std::vector<Batch> batches;
+  for (int i = 0; i < 2; ++i) batches.push_back(step.make_batch());
+  RandomTokens tokens(config, 0);
+  OperatorRecord record;
+  step.set_record(&record);
+  for (int i = 1; i <= 2; ++i) {
+    for (Batch& batch : batches) batch.fill(tokens.next());
+    record.clear();
+    step.run(i, batches);
+  }
+  return record.operators();
+}
+
+std::string described(const RecordedOperator& call) {
+  std::string text = call.pass + ": " + class_of(call);
+  for (const RecordedOperator::Operand& operand : call.operands) text += " " + operand.shape.to_string();
+  return text;
+}
+
+TEST(StepForecast, ADryRunHasTheOperatorsOfARun) {
+  for (const auto& overrides : {std::vector<std::string>{}, kFloat32, kMxfp8, kRecomputed}) {
+    SCOPED_TRACE(overrides.empty() ? "bfloat16" : overrides.front());
+    const JobConfig config = small_config(overrides);
+    std::vector<RecordedOperator> run = operators_of_run(config);
+    std::erase_if(run, [](const RecordedOperator& call) { return call.pass.empty() || call.name == "set_zero"; });
+    std::vector<RecordedOperator> planned = operators_of_step(TrainingStep(config).dry_run(), 2);
+    std::erase_if(planned, [](const RecordedOperator& call) { return call.name == "set_zero"; });
+    for (std::size_t i = 0; i < std::min(run.size(), planned.size()); ++i) {
+      ASSERT_TRUE(run[i].is_same_call(planned[i])) << described(run[i]) << "\n" << described(planned[i]);
+    }
+    ASSERT_EQ(run.size(), planned.size());
+    for (const RecordedOperator& call : run) EXPECT_GT(call.seconds, 0.0) << call.name;
+    for (const RecordedOperator& call : planned) EXPECT_EQ(call.seconds, 0.0) << call.name;
+  }
+}
+
+// Every weight that a token meets makes 2 flop in the forward, and 4 in the backward.
+TEST(StepForecast, DenseProductsHaveTheFlopOfTheirWeights) {
+  const JobConfig config = small_config(kFloat32);
+  const TrainingStep step(config);
+  double weights = 0.0;
+  const Parameters& parameters = step.model().parameters();
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const auto& spec = parameters.spec(id);
+    if (spec.shape.num_dims() == 2 && spec.name != "tok_embeddings.weight") {
+      weights += static_cast<double>(spec.shape.num_elements());
+    }
+  }
+  const double tokens = 2 * 32;
+  std::map<std::string, double> flop;
+  for (const RecordedOperator& call : step.dry_run().operators()) {
+    if (call.name == "gemm") flop[call.pass] += work_of(call)[OperatorWork::kFlop];
+  }
+  EXPECT_DOUBLE_EQ(flop["stage 0 forward"] + flop["stage 0 backward"], 6.0 * weights * tokens);
+}
+
+Calibration all_classes_at(const std::vector<RecordedOperator>& operators, double seconds_per_call) {
+  Calibration calibration;
+  for (const RecordedOperator& call : operators) {
+    calibration.operators[class_of(call)] = {.seconds_per = {seconds_per_call}, .most_bytes = 1e12};
+  }
+  return calibration;
+}
+
+TEST(StepForecast, AStepIsTheSumOfItsOperators) {
+  const JobConfig config = small_config({});
+  const std::vector<RecordedOperator> operators = operators_of_step(TrainingStep(config).dry_run(), 2);
+  Calibration calibration = all_classes_at(operators, 1e-3);
+  calibration.seconds_per_operator = 1e-4;
+  const StepForecast forecast = forecast_step(operators, calibration);
+  const auto count = static_cast<double>(operators.size());
+  EXPECT_NEAR(forecast.seconds, 1.1e-3 * count, 1e-9);
+  double sum = forecast.host_seconds;
+  for (const ForecastLine& line : forecast.lines) sum += line.seconds;
+  EXPECT_NEAR(sum, forecast.seconds, 1e-9);
+  EXPECT_NEAR(forecast.seconds_of("forward") + forecast.seconds_of("backward") + forecast.seconds_of("optimizer"),
+              1e-3 * count, 1e-9);
+}
+
+TEST(StepForecast, AFasterOperatorNeverMakesAStepLonger) {
+  const JobConfig config = small_config(kMxfp8);
+  const std::vector<RecordedOperator> operators = operators_of_step(TrainingStep(config).dry_run(), 2);
+  const Calibration calibration = all_classes_at(operators, 1e-3);
+  const double before = forecast_step(operators, calibration).seconds;
+  for (const auto& [name, rate] : calibration.operators) {
+    Calibration faster = calibration;
+    faster.operators[name].seconds_per[OperatorWork::kCalls] = 0.5e-3;
+    EXPECT_LT(forecast_step(operators, faster).seconds, before) << name;
+  }
+}
+
+TEST(StepForecast, AClassThatWasNotMeasuredIsNamed) {
+  const JobConfig config = small_config({});
+  const std::vector<RecordedOperator> operators = operators_of_step(TrainingStep(config).dry_run(), 1);
+  Calibration calibration = all_classes_at(operators, 1e-3);
+  calibration.path = "here.json";
+  const std::string missing = class_of(operators.back());
+  calibration.operators.erase(missing);
+  expect_error([&] { forecast_step(operators, calibration); }, {"here.json", missing});
+}
+
+}  // namespace
+}  // namespace tessera
