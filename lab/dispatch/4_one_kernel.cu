@@ -13,8 +13,8 @@
 // ms).
 //
 // What limits it. All blocks of all ranks wait for each other, so all must be on the GPU at once: one per SM, with 16
-// warps instead of 64. A warp has 2 KiB in flight, an SM 32 KiB. An SM copies some 50 GB/s, so 80 senders need 0.6 ms
-// for 2.49 GB and 48 receivers the same for 1.27 GB. Counting takes 50 µs, and the last chunk is copied alone.
+// warps where level 3 has 40. A warp has 2 KiB in flight, an SM 32 KiB. An SM copies some 50 GB/s, so 80 senders need
+// 0.6 ms for 2.49 GB and 48 receivers the same for 1.27 GB. Counting takes 50 µs, and the last chunk is copied alone.
 //
 // Predicted: 1.5 ms, 3.7 TB/s. What src adds: rows by bulk copies through shared memory, combine and the backward
 // passes, payloads in 8 bits, room that may not suffice, and waits that report who is late.

@@ -33,15 +33,24 @@ __device__ void load_tile(float (&to)[kStepK][kTile], const Bf16* from, int rows
   if (row < rows && k + first < n) {
     loaded = *reinterpret_cast<const uint4*>(from + std::int64_t{row} * n + k + first);
   }
-  const Bf16* numbers = reinterpret_cast<const Bf16*>(&loaded);
+  const unsigned pairs[kPerLoad / 2] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
-  for (int i = 0; i < kPerLoad; ++i) to[first + i][row] = __bfloat162float(numbers[i]);
+  for (int i = 0; i < kPerLoad / 2; ++i) {  // a bfloat16 is the upper half of a float
+    to[first + 2 * i][row] = __uint_as_float(pairs[i] << 16);
+    to[first + 2 * i + 1][row] = __uint_as_float(pairs[i] & 0xffff0000);
+  }
 }
 
 /// Loads numbers first … first + 3 and 64 + first … 64 + first + 3.
 __device__ void load_eight(float (&to)[8], const float (&from)[kTile], int first) {
-  *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from + first);
-  *reinterpret_cast<float4*>(to + 4) = *reinterpret_cast<const float4*>(from + kTile / 2 + first);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float4 four = *reinterpret_cast<const float4*>(from + half * (kTile / 2) + first);
+    to[4 * half] = four.x;
+    to[4 * half + 1] = four.y;
+    to[4 * half + 2] = four.z;
+    to[4 * half + 3] = four.w;
+  }
 }
 
 __global__ void __launch_bounds__(kThreads, 2) shared_tiles(Forward p) {
@@ -59,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 2) shared_tiles(Forward p) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kStepK; ++i) {
-      alignas(16) float a[8], b[8];
+      float a[8], b[8];
       load_eight(a, shared.x[i], first_row);
       load_eight(b, shared.w[i], first_column);
 #pragma unroll

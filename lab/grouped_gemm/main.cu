@@ -9,7 +9,6 @@
 // X(name) …", there are several such versions.
 #include <cmath>
 #include <map>
-#include <memory>
 #include <set>
 #include <tuple>
 
