@@ -1,21 +1,14 @@
 // Compares the grouped GEMMs of 8-bit operands in src/ops/gemm/sm90 with float64, and measures their time.
-//   grouped_gemm_fp8 check    many shapes and groupings; exits with 1 if one is wrong
-//   grouped_gemm_fp8 bench    the shapes of docs/performance.md, with bfloat16 beside them; every case is checked on a
-//                             sample
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <functional>
+//   grouped_gemm_fp8 check      many shapes and groupings; exits with 1 if one is wrong
+//   grouped_gemm_fp8 bench      the shapes of docs/performance.md, in turn with bfloat16; every case is checked on a
+//                               sample
+//   grouped_gemm_fp8 profile    each of bench's cases once, for a profiler
 #include <memory>
-#include <random>
-#include <string>
-#include <vector>
 
-#include "device/cuda_check.h"
+#include "../products.cuh"
+#include "operand.cuh"
 #include "ops/gemm/sm90/sm90_grouped_gemm.h"
 #include "ops/gemm/sm90/sm90_grouped_gemm_fp8.h"
-#include "reference.cuh"
 
 namespace lab {
 namespace {
@@ -23,31 +16,6 @@ namespace {
 using namespace tessera::cuda;
 using mx::ScaleType;
 using Bf16 = __nv_bfloat16;
-
-std::mt19937_64 random_bits;
-bool all_right = true;
-
-template <typename T>
-class Buffer {
- public:
-  explicit Buffer(std::int64_t count) : count_(count) {
-    TESSERA_CUDA(cudaMalloc(&data_, std::max<std::int64_t>(count, 1) * sizeof(T)));
-  }
-  ~Buffer() { cudaFree(data_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  T* get() const { return data_; }
-  std::int64_t count() const { return count_; }
-  void poison() const { TESSERA_CUDA(cudaMemset(data_, 0xff, count_ * sizeof(T))); }
-  void fill(float scale) const {
-    fill_normal<<<1024, 256>>>(data_, count_, scale, random_bits());
-    TESSERA_CUDA(cudaGetLastError());
-  }
-
- private:
-  T* data_ = nullptr;
-  std::int64_t count_;
-};
 
 struct Format {
   ScaleType type = ScaleType::kFloat32;
@@ -91,111 +59,45 @@ class Operand {
   Buffer<std::uint8_t> bytes_, scales_;
 };
 
-struct Shape {
-  int m, n, num_rows;  // num_rows is the allocated number of rows, at least that of the groups
-  std::vector<int> groups;
-  int experts() const { return static_cast<int>(groups.size()); }
-  int used() const {
-    int sum = 0;
-    for (const int rows : groups) sum += rows;
-    return sum;
-  }
-};
+// FP8 tensor cores keep 13 bits below the largest product of a sum. That is 1e-3 of a step's typical sum at worst, and
+// steps differ in their scales.
+constexpr Tolerance kRounded{2.5e-3, 4e-3}, kFloat32{3e-4, 1e-2};
 
-/// Checks the difference from the reference. Outliers are further off than rounding plus `absolute` times the typical
-/// number. FP8 tensor cores keep 13 bits below the largest product of a sum. That is 1e-3 of a step's typical sum at
-/// worst, and steps differ in their scales.
-template <typename T>
-void check(const std::string& what, bool wgrad, const Shape& shape, const Operand& a, const Operand& b,
-           const std::int32_t* offsets, const Buffer<T>& out, const float* added, std::int64_t samples, double most,
-           double absolute) {
-  TESSERA_CUDA(cudaGetLastError());
-  TESSERA_CUDA(cudaDeviceSynchronize());
-  const Buffer<double> expected(samples ? samples : out.count());
-  const Buffer<Difference> result(1);
-  reference<<<4096, 256>>>(wgrad, a.view, b.view, offsets, shape.experts(), expected.get(), out.count(), samples);
-  Difference d;
-  double typical = 0;
-  for (int pass = 0; pass < 2; ++pass) {  // the first pass finds the typical number
-    TESSERA_CUDA(cudaMemset(result.get(), 0, sizeof(Difference)));
-    compare<<<512, 256>>>(out.get(), added, expected.get(), out.count(), samples, wgrad ? 1e-5 : 0x1p-8,
-                          absolute * typical, result.get());
-    TESSERA_CUDA(cudaMemcpy(&d, result.get(), sizeof(d), cudaMemcpyDeviceToHost));
-    // With wgrad it is that of the longest group.
-    const double longest = *std::max_element(shape.groups.begin(), shape.groups.end());
-    const double larger = wgrad ? longest * shape.experts() / std::max(1, shape.used()) : 1;
-    typical = std::sqrt(d.reference_squares / std::max(1.0, static_cast<double>(d.count)) * larger);
-  }
-  const double error = d.reference_squares > 0 ? std::sqrt(d.squares / d.reference_squares) : std::sqrt(d.squares);
-  const bool right = error < most && d.outliers == 0 && d.written_outside == 0;
-  all_right &= right;
-  if (!right || !samples) {
-    if (samples) std::printf("\n");
-    std::printf("%s %-16s m %5d n %5d rows %6d experts %3d: error %.2e outliers %llu outside %llu of %llu\n",
-                right ? "ok  " : "FAIL", what.c_str(), shape.m, shape.n, shape.num_rows, shape.experts(), error,
-                d.outliers, d.written_outside, d.count);
-    std::fflush(stdout);
-  }
-}
+/// y = x · wᵀ in a format. The input's gradient is the same with m and n exchanged.
+struct Rows {
+  Shape shape;
+  Format format;
+  bool exact;
+  Operand x, w;
+  Buffer<std::int32_t> offsets;
+  Buffer<Bf16> y, wide;
 
-Buffer<std::int32_t>* make_offsets(const Shape& shape) {
-  std::vector<std::int32_t> host{0};
-  for (const int rows : shape.groups) host.push_back(host.back() + rows);
-  auto* offsets = new Buffer<std::int32_t>(static_cast<std::int64_t>(host.size()));
-  TESSERA_CUDA(cudaMemcpy(offsets->get(), host.data(), host.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
-  return offsets;
-}
-
-bool profiling = false;
-
-/// Returns the median of runs that start when the clock has settled. For profilers it makes only one run.
-double median_ms(const std::function<void()>& run) {
-  if (profiling) {
-    run();
-    TESSERA_CUDA(cudaDeviceSynchronize());
-    return 1;
+  /// One in `small` elements is subnormal (0: none).
+  Rows(const Shape& s, const Format& f, int small)
+      : shape(s),
+        format(f),
+        exact(f.along == mx::kBlock),
+        x(f, 1, s.num_rows, s.n, 1, small),
+        w(f, s.experts(), s.m, s.n, exact ? 1 : mx::kWideBlock, small),
+        offsets(s.offsets()),
+        y(std::int64_t{s.num_rows} * s.m),
+        wide(exact ? w.view.rows * ((s.n + 63) / 64 * 64) : 0) {
+    x.poison_after(false, s.used());
+    if (exact) widen<<<2048, 256>>>(w.view, wide.get());
   }
-  constexpr int kWarmUp = 100, kRuns = 25;
-  std::vector<cudaEvent_t> events(kRuns + 1);
-  for (cudaEvent_t& event : events) TESSERA_CUDA(cudaEventCreate(&event));
-  for (int i = 0; i < kWarmUp; ++i) run();
-  TESSERA_CUDA(cudaEventRecord(events[0]));
-  for (int i = 0; i < kRuns; ++i) {
-    run();
-    TESSERA_CUDA(cudaEventRecord(events[i + 1]));
-  }
-  TESSERA_CUDA(cudaDeviceSynchronize());
-  std::vector<float> times(kRuns);
-  for (int i = 0; i < kRuns; ++i) TESSERA_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
-  for (cudaEvent_t event : events) TESSERA_CUDA(cudaEventDestroy(event));
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return times[kRuns / 2];
-}
 
-/// Checks y = x · wᵀ in a format. The input's gradient is the same with m and n exchanged. Returns ms, or 0 if not
-/// timed.
-double forward(const Shape& s, const Format& format, std::int64_t samples, bool timed) {
-  const bool exact = format.along == mx::kBlock;
-  const Operand x(format, 1, s.num_rows, s.n, 1, samples ? 0 : 8);
-  const Operand w(format, s.experts(), s.m, s.n, exact ? 1 : mx::kWideBlock, samples ? 0 : 8);
-  x.poison_after(false, s.used());
-  const std::unique_ptr<Buffer<std::int32_t>> offsets(make_offsets(s));
-  const Buffer<Bf16> y(std::int64_t{s.num_rows} * s.m);
-  const int wide_row = (s.n + 63) / 64 * 64;
-  const Buffer<Bf16> wide(exact ? w.view.rows * wide_row : 0);
-  y.poison();
-  if (exact) widen<<<2048, 256>>>(w.view, wide.get());
-  const auto run = [&] {
+  void run() const {
+    const int e = shape.experts(), r = shape.num_rows, m = shape.m, n = shape.n;
     if (exact) {
       sm90_exact_forward({.x_RN = x.view.bytes,
                           .x_scales = static_cast<const std::uint8_t*>(x.view.scales),
                           .w_wide = wide.get(),
-                          .offsets_E1 = offsets->get(),
+                          .offsets_E1 = offsets.get(),
                           .y_RM = y.get(),
-                          .num_experts = s.experts(),
-                          .num_rows = s.num_rows,
-                          .m = s.m,
-                          .n = s.n},
+                          .num_experts = e,
+                          .num_rows = r,
+                          .m = m,
+                          .n = n},
                          nullptr);
     } else {
       sm90_blockwise_forward({.x_RN = x.view.bytes,
@@ -203,85 +105,130 @@ double forward(const Shape& s, const Format& format, std::int64_t samples, bool 
                               .w_EMN = w.view.bytes,
                               .w_scales = w.view.scales,
                               .scale_type = format.type,
-                              .offsets_E1 = offsets->get(),
+                              .offsets_E1 = offsets.get(),
                               .y_RM = y.get(),
-                              .num_experts = s.experts(),
-                              .num_rows = s.num_rows,
-                              .m = s.m,
-                              .n = s.n},
+                              .num_experts = e,
+                              .num_rows = r,
+                              .m = m,
+                              .n = n},
                              nullptr);
     }
-  };
-  run();
-  check(std::string("forward ") + format.name, false, s, x, w, offsets->get(), y, nullptr, samples, 2.5e-3, 4e-3);
-  return timed ? median_ms(run) : 0;
-}
+  }
 
-double wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t samples, bool timed) {
-  const Operand d_y(format, 1, s.m, s.num_rows, 1, samples ? 0 : 8), x(format, 1, s.n, s.num_rows, 1, samples ? 0 : 8);
-  d_y.poison_after(true, s.used());
-  x.poison_after(true, s.used());
-  const std::unique_ptr<Buffer<std::int32_t>> offsets(make_offsets(s));
-  const Buffer<float> d_w(std::int64_t{s.experts()} * s.m * s.n), base(accumulate ? d_w.count() : 0);
-  const Buffer<char> scratch(static_cast<std::int64_t>(sm90_blockwise_scratch_bytes(s.num_rows, s.m, s.n)));
-  base.fill(100);
-  const auto reset = [&] {
-    if (accumulate) {
-      TESSERA_CUDA(cudaMemcpy(d_w.get(), base.get(), base.count() * sizeof(float), cudaMemcpyDeviceToDevice));
-    } else {
-      d_w.poison();
-    }
-  };
-  const auto run = [&] {
+  void check(std::int64_t samples) const {
+    y.poison();
+    run();
+    const Product product{.num_experts = shape.experts(),
+                          .rows = shape.num_rows,
+                          .columns = shape.m,
+                          .k = shape.n,
+                          .offsets = offsets.get()};
+    check_product(std::string("forward ") + format.name, product, shape, x.view, w.view, y, nullptr, samples, kRounded);
+  }
+};
+
+/// d_w (= or +=) d_yᵀ · x.
+struct Gradient {
+  Shape shape;
+  Format format;
+  bool accumulate;
+  Operand d_y, x;
+  Buffer<std::int32_t> offsets;
+  Buffer<float> d_w, base;
+  Buffer<char> scratch;
+
+  Gradient(const Shape& s, const Format& f, bool adds, int small)
+      : shape(s),
+        format(f),
+        accumulate(adds),
+        d_y(f, 1, s.m, s.num_rows, 1, small),
+        x(f, 1, s.n, s.num_rows, 1, small),
+        offsets(s.offsets()),
+        d_w(std::int64_t{s.experts()} * s.m * s.n),
+        base(adds ? d_w.count() : 0),
+        scratch(static_cast<std::int64_t>(sm90_blockwise_scratch_bytes(s.num_rows, s.m, s.n))) {
+    d_y.poison_after(true, s.used());
+    x.poison_after(true, s.used());
+    fill_normal(base, 100);
+  }
+
+  void run() const {
     sm90_blockwise_wgrad({.d_y_MR = d_y.view.bytes,
                           .d_y_scales = d_y.view.scales,
                           .x_NR = x.view.bytes,
                           .x_scales = x.view.scales,
                           .scale_type = format.type,
-                          .offsets_E1 = offsets->get(),
+                          .offsets_E1 = offsets.get(),
                           .d_w_EMN = d_w.get(),
                           .scratch = scratch.get(),
                           .accumulate = accumulate,
-                          .num_experts = s.experts(),
-                          .num_rows = s.num_rows,
-                          .m = s.m,
-                          .n = s.n},
+                          .num_experts = shape.experts(),
+                          .num_rows = shape.num_rows,
+                          .m = shape.m,
+                          .n = shape.n},
                          nullptr);
-  };
-  reset();
-  run();
-  const std::string what = std::string(accumulate ? "wgrad += " : "wgrad = ") + format.name;
-  check(what, true, s, d_y, x, offsets->get(), d_w, accumulate ? base.get() : nullptr, samples, 3e-4, 1e-2);
-  if (!samples) {  // the bits must be the same from run to run
-    std::vector<float> first(d_w.count()), second(d_w.count());
-    for (std::vector<float>* copy : {&first, &second}) {
-      reset();
-      run();
-      TESSERA_CUDA(cudaMemcpy(copy->data(), d_w.get(), d_w.count() * sizeof(float), cudaMemcpyDeviceToHost));
-    }
-    if (std::memcmp(first.data(), second.data(), first.size() * sizeof(float)) != 0) {
-      std::printf("FAIL %s differs between two runs\n", what.c_str());
-      all_right = false;
-    }
   }
-  return timed ? median_ms(run) : 0;
-}
 
-/// Returns `total` units of rows in `experts` groups of random sizes.
-std::vector<int> skewed(int total, int experts, int unit) {
-  std::exponential_distribution<double> distribution;
-  std::vector<double> weights(experts);
-  double sum = 0;
-  for (double& w : weights) sum += w = distribution(random_bits);
-  std::vector<int> groups(experts);
-  int left = total;
-  for (int e = 0; e < experts; ++e) left -= groups[e] = static_cast<int>(total * weights[e] / sum);
-  for (; left > 0; --left) ++groups[random_bits() % experts];
-  for (int& rows : groups) rows *= unit;
-  return groups;
-}
+  void check(std::int64_t samples) const {
+    const auto reset = [&] { accumulate ? d_w.assign(base) : d_w.poison(); };
+    reset();
+    run();
+    const Product product{
+        .wgrad = true, .num_experts = shape.experts(), .rows = shape.m, .columns = shape.n, .offsets = offsets.get()};
+    const std::string what = std::string(accumulate ? "wgrad += " : "wgrad = ") + format.name;
+    check_product(what, product, shape, d_y.view, x.view, d_w, accumulate ? base.get() : nullptr, samples, kFloat32);
+    if (!samples) check_same_bits<float>(what, d_w, reset, [&] { run(); });
+  }
+};
 
-void check_all() {
+/// The products in bfloat16, to compare times with.
+struct Bf16Products {
+  Shape shape;
+  Buffer<Bf16> x, d_y, w, y, d_x;
+  Buffer<float> d_w;
+  Buffer<char> scratch{kSm90PartsBytes};
+  Buffer<std::int32_t> offsets;
+
+  explicit Bf16Products(const Shape& s)
+      : shape(s),
+        x(std::int64_t{s.num_rows} * s.n),
+        d_y(std::int64_t{s.num_rows} * s.m),
+        w(std::int64_t{s.experts()} * s.m * s.n),
+        y(d_y.count()),
+        d_x(x.count()),
+        d_w(w.count()),
+        offsets(s.offsets()) {
+    fill_normal(x, 1);
+    fill_normal(d_y, 1);
+    fill_normal(w, 0.02f);
+    fill_normal(d_w, 1);
+  }
+
+  void forward() const {
+    sm90_grouped_forward({x.get(), w.get(), offsets.get(), y.get(), shape.experts(), shape.num_rows, shape.m, shape.n},
+                         nullptr);
+  }
+  void dgrad() const {
+    sm90_grouped_dgrad(
+        {d_y.get(), w.get(), offsets.get(), d_x.get(), shape.experts(), shape.num_rows, shape.m, shape.n}, nullptr);
+  }
+  void wgrad(bool accumulate) const {
+    sm90_grouped_wgrad({.d_y_RM = d_y.get(),
+                        .x_RN = x.get(),
+                        .offsets_E1 = offsets.get(),
+                        .d_w_EMN = d_w.get(),
+                        .scratch = scratch.get(),
+                        .accumulate = accumulate,
+                        .num_experts = shape.experts(),
+                        .num_rows = shape.num_rows,
+                        .m = shape.m,
+                        .n = shape.n},
+                       nullptr);
+  }
+};
+
+void check(const Names&) {
+  seed_random();
   std::vector<Shape> rows = {
       {128, 128, 256, {256}},                             // one tile
       {16, 16, 1, {1}},                                   // the smallest sizes
@@ -291,7 +238,7 @@ void check_all() {
       {528, 512, 2500, {0, 0, 0, 1999}},                  // the last has all, and there is room after it
       {256, 272, 64, {0, 0, 0}},                          // no rows at all
       {512, 512, 2048, {256, 512, 1024, 256}},            // multiples of tiles
-      {144, 208, 5000, skewed(4900, 256, 1)},             // 256 experts
+      {144, 208, 5000, skewed(4900, 256)},                // 256 experts
       {4208, 272, 900, {100, 33, 700}},                   // many bands
       {32, 48, 333, {20, 300}},                           // K shorter than a step
       {1424, 7168, 1024, {130, 894}},                     // long sums
@@ -312,67 +259,22 @@ void check_all() {
   const auto size = [](int most) { return 16 * (1 + static_cast<int>(random_bits() % (most / 16))); };
   for (int i = 0; i < 6; ++i) {
     const int experts = 1 + static_cast<int>(random_bits() % 40), count = 200 + static_cast<int>(random_bits() % 4000);
-    rows.push_back({size(1500), size(1500), count + static_cast<int>(random_bits() % 300), skewed(count, experts, 1)});
+    rows.push_back({size(1500), size(1500), count + static_cast<int>(random_bits() % 300), skewed(count, experts)});
     const int units = 1 + static_cast<int>(random_bits() % 60);
     columns.push_back({size(1500), size(1500), units * 128 + size(300), skewed(units, experts, 128)});
   }
+  constexpr int kSmall = 8;
   for (const Shape& shape : rows) {
-    for (const Format& format : {kFloat, kWide, kExact}) forward(shape, format, 0, false);
+    for (const Format& format : {kFloat, kWide, kExact}) Rows(shape, format, kSmall).check(0);
   }
   for (const Shape& shape : columns) {
     for (const Format& format : {kFloat, kWide}) {
-      wgrad(shape, format, false, 0, false);
-      wgrad(shape, format, true, 0, false);
+      for (const bool accumulate : {false, true}) Gradient(shape, format, accumulate, kSmall).check(0);
     }
   }
 }
 
-/// Returns groups in multiples of 128 whose sizes differ by up to 8 to 1, as in bench/peers/grouped_mm.py.
-std::vector<int> bench_groups(int rows, int experts, bool skew) {
-  std::vector<int> groups(experts, rows / experts);
-  if (!skew) return groups;
-  const auto weight = [](int e) { return std::int64_t{1 + (5 * e + 3) % 8}; };
-  std::int64_t sum = 0;
-  for (int e = 0; e < experts; ++e) sum += weight(e);
-  int left = rows;
-  for (int e = 0; e < experts; ++e) left -= groups[e] = static_cast<int>(rows / 128 * weight(e) / sum) * 128;
-  groups.back() += left;
-  return groups;
-}
-
-/// Measures our bfloat16 kernels: forward, dgrad, wgrad =, wgrad +=.
-std::vector<double> bfloat16_ms(const Shape& s) {
-  const Buffer<Bf16> x(std::int64_t{s.num_rows} * s.n), d_y(std::int64_t{s.num_rows} * s.m);
-  const Buffer<Bf16> w(std::int64_t{s.experts()} * s.m * s.n), y(d_y.count()), d_x(x.count());
-  const Buffer<float> d_w(w.count());
-  const Buffer<char> scratch(kSm90PartsBytes);
-  const std::unique_ptr<Buffer<std::int32_t>> offsets(make_offsets(s));
-  x.fill(1);
-  d_y.fill(1);
-  w.fill(0.02f);
-  d_w.fill(1);
-  const int e = s.experts(), r = s.num_rows;
-  const Sm90GroupedForward forward{x.get(), w.get(), offsets->get(), y.get(), e, r, s.m, s.n};
-  const Sm90GroupedDgrad dgrad{d_y.get(), w.get(), offsets->get(), d_x.get(), e, r, s.m, s.n};
-  Sm90GroupedWgrad wgrad{.d_y_RM = d_y.get(),
-                         .x_RN = x.get(),
-                         .offsets_E1 = offsets->get(),
-                         .d_w_EMN = d_w.get(),
-                         .scratch = scratch.get(),
-                         .num_experts = e,
-                         .num_rows = r,
-                         .m = s.m,
-                         .n = s.n};
-  std::vector<double> ms = {median_ms([&] { sm90_grouped_forward(forward, nullptr); }),
-                            median_ms([&] { sm90_grouped_dgrad(dgrad, nullptr); })};
-  for (const bool accumulate : {false, true}) {
-    wgrad.accumulate = accumulate;
-    ms.push_back(median_ms([&] { sm90_grouped_wgrad(wgrad, nullptr); }));
-  }
-  return ms;
-}
-
-void bench_all() {
+void bench(const Names&) {
   struct Size {
     int experts, rows, n, m;
   };
@@ -381,22 +283,32 @@ void bench_all() {
   std::printf("%-27s |%5s %5s %5s %5s |%5s %5s |%5s %5s |%5s %5s %5s %5s |\n", "experts rows n->m groups", "fwd",
               "dgrad", "fwd", "dgrad", "fwd", "dgrad", "=", "+=", "fwd", "dgrad", "= ", "+=");
   for (const bool skew : {false, true}) {
-    if (skew && profiling) continue;
+    if (skew && profiling) break;
     for (const auto& [experts, rows, n, m] : {Size{8, 98304, 2048, 1408}, Size{8, 98304, 1408, 2048},
                                               Size{32, 65536, 7168, 2048}, Size{32, 16384, 7168, 2048}}) {
-      const Shape s{m, n, rows, bench_groups(rows, experts, skew)}, t{n, m, rows, s.groups};
-      const double gflop = 2.0 * rows * m * n * 1e-9;
       constexpr std::int64_t kSamples = 20000;
-      std::printf("%2d %6d %5d->%4d %-7s |", experts, rows, n, m, skew ? "skewed" : "equal");
-      for (const Format& format : {kFloat, kWide}) {
-        for (const Shape* shape : {&s, &t}) std::printf("%5.0f ", gflop / forward(*shape, format, kSamples, true));
+      const Shape s{m, n, rows, bench_groups(rows, experts, skew, 128)}, t{n, m, rows, s.groups};
+      std::vector<std::function<void()>> runs;
+      const auto add = [&](const auto& product) {
+        product->check(kSamples);
+        runs.push_back([product] { product->run(); });
+      };
+      for (const Format& format : {kFloat, kWide, kExact}) {
+        for (const Shape* shape : {&s, &t}) add(std::make_shared<Rows>(*shape, format, 0));
       }
-      std::printf("|%5.0f %5.0f ", gflop / forward(s, kExact, kSamples, true),
-                  gflop / forward(t, kExact, kSamples, true));
-      std::printf("|%5.0f %5.0f |", gflop / wgrad(s, kFloat, false, kSamples, true),
-                  gflop / wgrad(s, kFloat, true, kSamples, true));
-      for (const double ms : bfloat16_ms(s)) std::printf("%5.0f ", gflop / ms);
-      std::printf("|\n");
+      for (const bool accumulate : {false, true}) add(std::make_shared<Gradient>(s, kFloat, accumulate, 0));
+      const Bf16Products bf16(s);
+      runs.push_back([&] { bf16.forward(); });
+      runs.push_back([&] { bf16.dgrad(); });
+      runs.push_back([&] { bf16.wgrad(false); });
+      runs.push_back([&] { bf16.wgrad(true); });
+      const std::vector<double> ms = times_in_turn(runs);
+      std::printf("%2d %6d %5d->%4d %-7s |", experts, rows, n, m, skew ? "skewed" : "equal");
+      for (std::size_t i = 0; i < ms.size(); ++i) {
+        const bool ends_group = i == 3 || i == 5 || i == 7 || i + 1 == ms.size();
+        std::printf("%5.0f %s", 2.0 * rows * m * n * 1e-9 / ms[i], ends_group ? "|" : "");
+      }
+      std::printf("\n");
       std::fflush(stdout);
     }
   }
@@ -406,22 +318,9 @@ void bench_all() {
 }  // namespace lab
 
 int main(int argc, char** argv) {
-  const std::string command = argc == 2 ? argv[1] : "";
-  try {
-    if (command == "check") {
-      lab::random_bits.seed(std::random_device{}());
-      lab::check_all();
-    } else if (command == "bench" || command == "profile") {
-      lab::profiling = command == "profile";
-      lab::bench_all();
-    } else {
-      std::fprintf(stderr, "usage: grouped_gemm_fp8 check|bench\n");
-      return 2;
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-  std::printf("%s\n", lab::all_right ? "all right" : "SOMETHING IS WRONG");
-  return lab::all_right ? 0 : 1;
+  const auto profile = [](const lab::Names& names) {
+    lab::profiling = true;
+    lab::bench(names);
+  };
+  return lab::run_command(argc, argv, {{"check", lab::check}, {"bench", lab::bench}, {"profile", profile}});
 }

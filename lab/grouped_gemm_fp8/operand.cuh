@@ -1,10 +1,9 @@
-// Computes the harness's inputs, e4m3 with scales, and the results to compare with. One output is one warp's dot
-// product in float64.
+// Operands of 8-bit products for the harness: e4m3 with scales.
 #pragma once
 
 #include <cstdint>
 
-#include "../grouped_gemm/reference.cuh"
+#include "../products.cuh"
 #include "mx/block.h"
 
 namespace lab {
@@ -31,6 +30,9 @@ struct Matrix {
     const std::int64_t matrix = row / matrix_rows;
     return matrix * ((matrix_rows + scale_height() - 1) / scale_height()) + row % matrix_rows / scale_height();
   }
+  __device__ double value(std::int64_t matrix, std::int64_t row_of_matrix, std::int64_t i) const {
+    return value(matrix * matrix_rows + row_of_matrix, i);
+  }
   __device__ double value(std::int64_t row, std::int64_t i) const {
     const std::int64_t at = scale_row(row) * scales_per_row() + i / scale_width();
     const float scale = is_float ? static_cast<const float*>(scales)[at]
@@ -44,10 +46,8 @@ static __global__ void fill_elements(Matrix x, std::uint64_t seed, int small) {
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < x.rows * x.k;
        i += std::int64_t{gridDim.x} * blockDim.x) {
     const std::uint64_t bits = mix(mix(seed) + i);
-    float sum = 0;
-    for (int j = 0; j < 4; ++j) sum += static_cast<float>(bits >> 16 * j & 0xffff) * 0x1p-16f - 0.5f;
     const float size = small != 0 && mix(bits) % small == 0 ? 0.01f : 150.0f;
-    x.bytes[i] = mx::cast_to<mx::E4M3>(sum * 1.7320508f * size);
+    x.bytes[i] = mx::cast_to<mx::E4M3>(almost_normal(bits) * size);
   }
 }
 
@@ -95,38 +95,6 @@ static __global__ void poison_after(Matrix x, bool columns, std::int64_t first) 
     } else {
       static_cast<std::uint8_t*>(x.scales)[i] = 0xff;
     }
-  }
-}
-
-/// Computes products. Rows: out[r, j] = Σ_k a[r, k] · b[expert of r][j, k]. wgrad: out[e, i, j] = Σ_r a[i, r] · b[j, r]
-/// over e's rows. Computes every output if `samples` is 0, otherwise that many: sample i is output mix(i) % count. Rows
-/// of no expert give NaN.
-static __global__ void reference(bool wgrad, Matrix a, Matrix b, const std::int32_t* offsets, int num_experts,
-                                 double* out, std::int64_t count, std::int64_t samples) {
-  const std::int64_t total = samples ? samples : count;
-  const int lane = threadIdx.x % 32;
-  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x / 32} + threadIdx.x / 32; i < total;
-       i += std::int64_t{gridDim.x} * (blockDim.x / 32)) {
-    const std::int64_t at = samples ? static_cast<std::int64_t>(mix(i) % count) : i;
-    const int columns = b.matrix_rows;
-    const std::int64_t row = at / columns, column = at % columns;
-    double sum = 0;
-    if (wgrad) {
-      const std::int64_t e = row / a.matrix_rows;
-      for (std::int64_t r = offsets[e] + lane; r < offsets[e + 1]; r += 32) {
-        sum += a.value(row % a.matrix_rows, r) * b.value(column, r);
-      }
-    } else {
-      std::int64_t e = 0;
-      while (e < num_experts && row >= offsets[e + 1]) ++e;
-      if (e == num_experts) {
-        sum = NAN;
-      } else {
-        for (int k = lane; k < a.k; k += 32) sum += a.value(row, k) * b.value(e * b.matrix_rows + column, k);
-      }
-    }
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
-    if (lane == 0) out[i] = sum;
   }
 }
 
