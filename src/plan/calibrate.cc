@@ -2,8 +2,9 @@
 
 #include <fmt/chrono.h>
 
+#include <algorithm>
 #include <chrono>
-#include <string_view>
+#include <iterator>
 
 #include "base/median.h"
 #include "base/version.h"
@@ -16,14 +17,13 @@
 namespace tessera {
 namespace {
 
-constexpr int kWarmUpSteps = 2;
+constexpr int kWarmUpSteps = 1;
 
 constexpr const char* kModel = R"(
 [model.args]
 n_dense_layers = 1
 num_shared_experts = 1
 load_balance_coeff = 0.001
-seq_balance_loss_coeff = 0.001
 [training]
 steps = 1000
 )";
@@ -31,33 +31,54 @@ steps = 1000
 /// The sizes of a model and of its step. Together the models cover small and large operands of every operator.
 struct Probe {
   std::int64_t dim, inter_dim, moe_inter_dim, layers, heads, q_lora_rank, experts, top_k, vocab_size, batch, seq_len;
+  bool balances;      // has the balance loss
+  bool has_variants;  // is trained in the variants too
 };
 constexpr Probe kProbes[] = {
-    {64, 160, 64, 2, 2, 0, 4, 2, 512, 4, 64},        {128, 352, 96, 3, 4, 64, 8, 2, 1024, 2, 256},
-    {192, 512, 128, 2, 4, 0, 4, 1, 2048, 4, 128},    {256, 704, 192, 3, 4, 128, 8, 3, 2048, 4, 256},
-    {256, 640, 160, 2, 8, 0, 16, 4, 4096, 1, 1024},  {384, 1024, 256, 2, 6, 192, 8, 2, 4096, 2, 512},
-    {512, 1376, 352, 2, 8, 256, 8, 3, 8192, 2, 256}, {512, 1024, 192, 3, 8, 0, 16, 2, 2048, 4, 512},
+    {64, 160, 64, 2, 2, 0, 4, 2, 512, 4, 64, true, false},
+    {128, 352, 96, 3, 4, 64, 8, 2, 1024, 2, 256, false, true},
+    {192, 512, 128, 2, 4, 0, 4, 1, 2048, 4, 128, false, false},
+    {256, 704, 192, 3, 4, 128, 8, 3, 2048, 4, 256, true, true},
+    {256, 640, 160, 2, 8, 0, 16, 4, 4096, 1, 1024, true, false},
+    {384, 1024, 256, 2, 6, 192, 8, 2, 4096, 2, 512, false, false},
+    {512, 1376, 352, 2, 8, 256, 8, 3, 8192, 2, 256, true, false},
+    {512, 1024, 192, 3, 8, 0, 16, 2, 2048, 4, 512, false, false},
 };
 
-constexpr std::string_view kBFloat16 = "--training.mixed_precision_param=bfloat16";
 using Overrides = std::vector<std::string>;
 
-const std::vector<Overrides>& all_precisions() {
-  const std::string quantized = "--model.converters=quantize.linear.mx,quantize.grouped_mm.mx";
-  const auto named = [&](const std::string& recipe) {
-    return Overrides{std::string(kBFloat16), quantized, "--quantize.linear.mx.recipe_name=" + recipe,
-                     "--quantize.grouped_mm.mx.recipe_name=" + recipe};
-  };
-  static const std::vector<Overrides> all = {{{"--training.mixed_precision_param=float32"}},
-                                             {{std::string(kBFloat16)}},
-                                             {std::string(kBFloat16), "--model.converters=quantize.linear.mx"},
-                                             {std::string(kBFloat16), "--model.converters=quantize.grouped_mm.mx"},
-                                             named("mxfp8"),
-                                             named("fp8_blockwise")};
-  return all;
+Overrides joined(Overrides a, const Overrides& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
 }
 
-JobConfig config_of(const Probe& probe, const Overrides& precision, int num_micro_batches) {
+/// The precisions that every probe is trained in.
+std::vector<Overrides> precisions() {
+  const std::string linear = "quantize.linear.mx", grouped = "quantize.grouped_mm.mx";
+  const auto quantized = [](const std::string& converters) { return Overrides{"--model.converters=" + converters}; };
+  return {{"--training.mixed_precision_param=float32"},
+          {},
+          quantized(linear),
+          quantized(grouped),
+          quantized(linear + "," + grouped),
+          joined(quantized(linear + "," + grouped),
+                 {"--" + linear + ".recipe_name=fp8_blockwise", "--" + grouped + ".recipe_name=fp8_blockwise"})};
+}
+
+/// Ways to train that have a few operators of their own. Some probes are trained in them too, in every precision.
+std::vector<Overrides> variants() {
+  const Overrides full = {"--activation_checkpoint.mode=full"}, selective = {"--activation_checkpoint.mode=selective"};
+  // Blocks of 32 do not divide the output of wkv_a.
+  const Overrides unaligned = {"--model.args.qk_rope_head_dim=16"};
+  return {full,
+          selective,
+          unaligned,
+          joined(unaligned, full),
+          joined(unaligned, selective),
+          {"--model.args.num_shared_experts=0", "--model.args.num_mtp_modules=1"}};
+}
+
+JobConfig config_of(const Probe& probe, const Overrides& way, int num_micro_batches) {
   const std::int64_t head = probe.dim / probe.heads;
   std::vector<std::string> overrides = {
       fmt::format("--model.args.dim={}", probe.dim),
@@ -73,14 +94,14 @@ JobConfig config_of(const Probe& probe, const Overrides& precision, int num_micr
       fmt::format("--model.args.num_experts={}", probe.experts),
       fmt::format("--model.args.top_k={}", probe.top_k),
       fmt::format("--model.args.vocab_size={}", probe.vocab_size),
+      fmt::format("--model.args.seq_balance_loss_coeff={}", probe.balances ? 0.001 : 0.0),
       fmt::format("--training.local_batch_size={}", probe.batch),
       fmt::format("--training.global_batch_size={}", probe.batch * num_micro_batches),
       fmt::format("--training.seq_len={}", probe.seq_len),
       "--quantize.linear.mx.unaligned=bf16",
       "--quantize.grouped_mm.mx.unaligned=bf16",
   };
-  overrides.insert(overrides.end(), precision.begin(), precision.end());
-  return parse_job_config(kModel, overrides);
+  return parse_job_config(kModel, joined(overrides, way));
 }
 
 /// The times of one model's steps and of their operators.
@@ -128,11 +149,21 @@ std::string today() {
 
 }  // namespace
 
+std::vector<JobConfig> calibration_models() {
+  std::vector<JobConfig> models;
+  for (const Probe& probe : kProbes) {
+    for (const Overrides& precision : precisions()) {
+      models.push_back(config_of(probe, precision, 2));
+      if (!probe.has_variants) continue;
+      for (const Overrides& variant : variants()) models.push_back(config_of(probe, joined(precision, variant), 2));
+    }
+  }
+  return models;
+}
+
 Calibration calibrate(const CalibrateOptions& options) {
   std::vector<TimedModel> models;
-  for (const Probe& probe : kProbes) {
-    for (const Overrides& precision : all_precisions()) models.push_back({config_of(probe, precision, 2), {}, {}, {}});
-  }
+  for (const JobConfig& config : calibration_models()) models.push_back({config, {}, {}, {}});
   std::size_t done = 0;
   for (int round = 0; round < options.rounds; ++round) {
     for (TimedModel& model : models) {

@@ -3,10 +3,16 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
+#include "config/job_config.h"
 #include "plan/calibration.h"
 
 namespace tessera {
+
+/// Returns the models that are trained. Between them they have every class of operators that a step of one rank may
+/// have.
+std::vector<JobConfig> calibration_models();
 
 struct CalibrateOptions {
   int steps = 3;   // timed per model and round
@@ -15,7 +21,7 @@ struct CalibrateOptions {
   std::function<void(std::size_t done, std::size_t count)> progress;
 };
 
-/// Trains the models of a fixed list for a few steps on the CPU, times every operator, and fits the rates to the
+/// Trains the calibration's models for a few steps on the CPU, times every operator, and fits the rates to the
 /// medians.
 Calibration calibrate(const CalibrateOptions& options);
 

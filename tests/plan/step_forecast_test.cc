@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "config/job_config.h"
+#include "plan/calibrate.h"
 #include "plan/random_tokens.h"
 #include "step/training_step.h"
 #include "tests/expect_error.h"
@@ -121,6 +124,48 @@ TEST(StepForecast, AFasterOperatorNeverMakesAStepLonger) {
     Calibration faster = calibration;
     faster.operators[name].seconds_per[OperatorWork::kCalls] = 0.5e-3;
     EXPECT_LT(forecast_step(operators, faster).seconds, before) << name;
+  }
+}
+
+// A class that no model of the calibration has could not be predicted.
+TEST(StepForecast, TheCalibrationHasTheOperatorsOfAllWaysToTrain) {
+  std::set<std::string> measured;
+  for (const JobConfig& config : calibration_models()) {
+    for (const RecordedOperator& call : operators_of_step(TrainingStep(config).dry_run(), 2)) {
+      measured.insert(class_of(call));
+    }
+  }
+  const std::vector<std::vector<std::string>> precisions = {
+      {},
+      kFloat32,
+      kMxfp8,
+      {kMxfp8[0], kMxfp8[1], "--quantize.linear.mx.recipe_name=fp8_blockwise",
+       "--quantize.grouped_mm.mx.recipe_name=fp8_blockwise"},
+      {"--model.converters=quantize.linear.mx", kMxfp8[1]},
+      {"--model.converters=quantize.grouped_mm.mx"}};
+  const std::vector<std::vector<std::string>> models = {
+      {},
+      kRecomputed,
+      {"--activation_checkpoint.mode=selective"},
+      {"--model.args.q_lora_rank=32"},
+      {"--model.args.num_shared_experts=0"},
+      {"--model.args.num_mtp_modules=1"},
+      {"--model.args.score_func=sigmoid", "--model.args.route_norm", "--model.args.n_expert_groups=4",
+       "--model.args.n_limited_groups=2"},
+      {"--model.args.seq_balance_loss_coeff=0.001"},
+      {"--model.args.load_balance_coeff=0"},
+      {"--model.args.n_dense_layers=3"}};
+  for (const auto& precision : precisions) {
+    for (const auto& model : models) {
+      std::vector<std::string> overrides = precision;
+      overrides.insert(overrides.end(), model.begin(), model.end());
+      const JobConfig config = small_config(overrides);
+      for (const RecordedOperator& call : operators_of_step(TrainingStep(config).dry_run(), 2)) {
+        EXPECT_TRUE(measured.contains(class_of(call)))
+            << (model.empty() ? "" : model.front()) << " " << (precision.empty() ? "" : precision.back()) << ": "
+            << class_of(call);
+      }
+    }
   }
 }
 
