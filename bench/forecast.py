@@ -31,7 +31,7 @@ def model(dim, layers, heads, experts, top_k, vocab, *, moe, inter=None, q_lora=
     sizes = {"dim": dim, "n_layers": layers, "n_heads": heads, "num_experts": experts, "top_k": top_k,
              "vocab_size": vocab, "moe_inter_dim": moe, "inter_dim": inter or 3 * dim, "q_lora_rank": q_lora,
              "kv_lora_rank": dim // 2, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32,
-             "num_shared_experts": shared, "n_dense_layers": dense, "seq_balance_loss_coeff": 0.001}
+             "num_shared_experts": shared, "n_dense_layers": dense}
     return [f"--model.args.{key}={value}" for key, value in sizes.items()]
 
 

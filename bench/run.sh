@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs all benchmarks: operators and generation (Google Benchmark), the training step against PyTorch and beside other
 # programs, several ranks, saving, tokenizing against the package `tokenizers`, and expert-parallel backends against
-# each other. If there is a GPU, its operators and steps run against PyTorch.
+# each other; steps are predicted, then measured. If there is a GPU, its operators and steps run against PyTorch.
 #   bench/run.sh BUILD_FOLDER
 set -euo pipefail
 build=$1
@@ -24,6 +24,7 @@ status=0
 "$venv/bin/python" bench/busy.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/guards.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera" || status=1
+"$venv/bin/python" bench/forecast.py all --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1
 scripts/fetch_corpus.sh data/corpus

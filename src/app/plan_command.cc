@@ -17,6 +17,7 @@
 #include "plan/step_forecast.h"
 #include "run/memory_advice.h"
 #include "run/record/metrics.h"
+#include "tensor/parallel.h"
 
 namespace tessera {
 namespace {
@@ -178,7 +179,13 @@ struct TimeCommand {
 
   void run(const JobConfig& job) const {
     job.validate();
+    require(job.training.device != DeviceChoice::kCuda,
+            "training.device is cuda; `tessera plan time` predicts steps on CPUs only so far");
+    job.validate_on(resolve(job.mesh_degrees(), 1));
     const Calibration rates = read_calibration(calibration);
+    const int threads = job.training.num_threads > 0 ? static_cast<int>(job.training.num_threads) : num_threads();
+    require(rates.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
+            calibration, rates.threads, threads);
     if (rates.program != version()) {
       spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
                    calibration, rates.program, version());
@@ -222,7 +229,7 @@ struct TimeCommand {
 
 void add_time_command(CLI::App& parent) {
   auto command = std::make_shared<TimeCommand>();
-  CLI::App* app = parent.add_subcommand("time", "How long a step takes, by a calibration of the machine");
+  CLI::App* app = parent.add_subcommand("time", "How long a step of one rank takes on this CPU");
   const auto arguments = std::make_shared<ConfigArguments>(app);
   app->add_option("--calibration", command->calibration, "The file that `tessera bench calibrate` wrote")->required();
   app->add_flag("--json", command->json, "Print one line of JSON");

@@ -191,6 +191,19 @@ TEST_F(Cli, PlanSaysWhereMemoryGoes) {
   EXPECT_THAT(with(copies).output, HasSubstr("Copies in memory (checkpoint.memory_interval) take"));
 }
 
+TEST_F(Cli, PlanTimeNeedsACalibrationAndPredictsOneRankOnACpu) {
+  const auto time = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"plan", "time", "--calibration=none.json", "--model.args.n_layers=4"});
+    const Finished finished = run(more);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    return finished.output;
+  };
+  EXPECT_THAT(time({}), HasSubstr("there is no 'none.json'; `tessera bench calibrate --out none.json`"));
+  EXPECT_THAT(time({"--device=cuda"}), HasSubstr("predicts steps on CPUs only"));
+  EXPECT_THAT(time({"--parallelism.expert_parallel_degree=8"}),
+              HasSubstr("parallelism.expert_parallel_degree is 8, which does not divide"));
+}
+
 TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
   const auto plan = [&](const std::vector<std::string>& more) {
     std::vector<std::string> all = {"plan", "memory", "--training.seq_len=64", "--model.args.n_layers=4"};
