@@ -30,7 +30,7 @@ SELECTIVE = ["--activation_checkpoint.mode=selective"]
 def model(dim, layers, heads, experts, top_k, vocab, *, moe, inter=None, q_lora=0, shared=1, dense=1):
     sizes = {"dim": dim, "n_layers": layers, "n_heads": heads, "num_experts": experts, "top_k": top_k,
              "vocab_size": vocab, "moe_inter_dim": moe, "inter_dim": inter or 3 * dim, "q_lora_rank": q_lora,
-             "kv_lora_rank": dim // 2, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32,
+             "kv_lora_rank": dim // 64 * 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32,
              "num_shared_experts": shared, "n_dense_layers": dense}
     return [f"--model.args.{key}={value}" for key, value in sizes.items()]
 
@@ -67,7 +67,7 @@ RUNS = {
     "many experts, mxfp8": MANY + shape(3, 320) + MXFP8,
     "many experts, recomputed": MANY + shape(3, 320) + FULL,
     "dense": DENSE + shape(4, 160),
-    "dense, mxfp8": DENSE + shape(4, 160) + MXFP8,
+    "dense, linear mxfp8": DENSE + shape(4, 160) + LINEAR,
     "dense, long sequences": DENSE + shape(1, 1024),
     "debug model": shape(2, 256),
 }
