@@ -78,8 +78,10 @@ def output_of(command):
 
 
 def predict(tessera, calibration, out):
-    forecast = {name: json.loads(output_of([tessera, "plan", "time", "--json", "--calibration", calibration, *run]))
-                for name, run in RUNS.items()}
+    forecast = {}
+    for name, run in RUNS.items():
+        line = json.loads(output_of([tessera, "plan", "time", "--json", "--calibration", calibration, *run]))
+        forecast[name] = {key: line[key] for key in ("step_ms", "tokens_per_s", "host_ms")}
     out.write_text(json.dumps({"calibration": json.loads(pathlib.Path(calibration).read_text()), "runs": forecast},
                               indent=1) + "\n")
     print(f"{out}: {len(forecast)} runs")
@@ -112,7 +114,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--forecast", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
     if args.what == "predict":
         return predict(args.tessera, args.calibration, args.out)
