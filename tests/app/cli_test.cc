@@ -192,7 +192,7 @@ TEST_F(Cli, PlanSaysWhereMemoryGoes) {
 }
 
 TEST_F(Cli, PlanTimeNeedsACalibrationAndPredictsOneRankOnACpu) {
-  const auto time = [](std::vector<std::string> more) {
+  const auto time = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"plan", "time", "--calibration=none.json", "--model.args.n_layers=4"});
     const Finished finished = run(more);
     EXPECT_EQ(finished.status, 2) << finished.output;
