@@ -32,7 +32,8 @@ struct RecordedOperator {
   /// Compares all but the duration.
   bool is_same_call(const RecordedOperator& other) const {
     return name == other.name && operands == other.operands && accumulates == other.accumulates &&
-           transposes_a == other.transposes_a && transposes_b == other.transposes_b && sequence == other.sequence && pass == other.pass;
+           transposes_a == other.transposes_a && transposes_b == other.transposes_b && sequence == other.sequence &&
+           pass == other.pass;
   }
 };
 
