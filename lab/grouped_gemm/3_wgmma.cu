@@ -14,7 +14,6 @@
 // 2500 cycles.
 //
 // Predicted: 360 TFLOP/s: 989 · 1024 / 2500, less the padding.
-#include "device/cuda_check.h"
 #include "level.cuh"
 #include "wgmma_tile.cuh"
 
@@ -66,11 +65,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void forward_3_wgmma(const Forward& args, cudaStream_t stream) {
-  const CUtensorMap x = operand_map(args.x_RN, 0, args.num_rows, args.n, kTileRows);
-  const CUtensorMap w = operand_map(args.w_EMN, args.num_experts, args.m, args.n, kTileColumns);
-  TESSERA_CUDA(cudaFuncSetAttribute(one_buffer, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  const dim3 grid(ceil_div(args.m, kTileColumns), most_row_tiles(args, kTileRows));
-  one_buffer<<<grid, kThreads, sizeof(Shared), stream>>>(x, w, args);
+  launch_per_tile<one_buffer, Shared>(kThreads, args, stream);
 }
 
 }  // namespace lab

@@ -14,7 +14,6 @@
 // power, and an H200 has 800 TFLOP/s left.
 //
 // Predicted: 600 TFLOP/s: 800 · 0.88 · 0.92 = 650, less the blocks' starts and the wait at their ends.
-#include "device/cuda_check.h"
 #include "level.cuh"
 #include "wgmma_tile.cuh"
 
@@ -96,12 +95,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void forward_4_ring(const Forward& args, cudaStream_t stream) {
-  const CUtensorMap x = operand_map(args.x_RN, 0, args.num_rows, args.n, kTileRows);
-  const CUtensorMap w = operand_map(args.w_EMN, args.num_experts, args.m, args.n, kTileColumns);
-  TESSERA_CUDA(cudaFuncSetAttribute(ring, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  const dim3 grid(ceil_div(args.m, kTileColumns), most_row_tiles(args, kTileRows));
-  ring<<<grid, kThreads, sizeof(Shared), stream>>>(x, w, args);
-}
+void forward_4_ring(const Forward& args, cudaStream_t stream) { launch_per_tile<ring, Shared>(kThreads, args, stream); }
 
 }  // namespace lab

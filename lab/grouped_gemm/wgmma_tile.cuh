@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "device/cuda_check.h"
 #include "level.cuh"
 #include "ops/gemm/sm90/sm90_fragments.cuh"
 
@@ -39,6 +40,16 @@ __device__ inline void store_tile(const float (&d)[128], const Forward& p, const
   const int row = tile.row + 64 * warpgroup;
   tessera::cuda::sm90::store_rows(d, p.y_RM + std::int64_t{row} * p.m + column, p.m, tile.row_end - row, p.m - column,
                                   buffer);
+}
+
+/// Launches a block of `threads` threads per tile. Levels 3 and 4 share it.
+template <auto kKernel, typename Shared>
+void launch_per_tile(int threads, const Forward& args, cudaStream_t stream) {
+  const CUtensorMap x = operand_map(args.x_RN, 0, args.num_rows, args.n, kTileRows);
+  const CUtensorMap w = operand_map(args.w_EMN, args.num_experts, args.m, args.n, kTileColumns);
+  TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  const dim3 grid(ceil_div(args.m, kTileColumns), most_row_tiles(args, kTileRows));
+  kKernel<<<grid, threads, sizeof(Shared), stream>>>(x, w, args);
 }
 
 }  // namespace lab

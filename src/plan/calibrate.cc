@@ -176,9 +176,8 @@ Calibration calibrate(const CalibrateOptions& options) {
   for (const TimedModel& model : models) {
     double in_operators = 0.0;
     for (std::size_t k = 0; k < model.operators.size(); ++k) {
-      const std::string name = class_of(model.operators[k]);
       const double seconds = median(model.times[k]);
-      calls[name].push_back({name, work_of(model.operators[k]), seconds});
+      calls[class_of(model.operators[k])].push_back({work_of(model.operators[k]), seconds});
       in_operators += seconds;
     }
     host.push_back((median(model.step_seconds) - in_operators) / static_cast<double>(model.operators.size()));

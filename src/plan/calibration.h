@@ -30,7 +30,6 @@ struct OperatorRate {
 
 /// Describes a call that was measured.
 struct MeasuredCall {
-  std::string name;  // of its class
   OperatorWork work;
   double seconds;
 };

@@ -15,7 +15,7 @@ double bytes_of(const Operand& operand) {
 }
 double size(const Operand& operand, int dim) { return static_cast<double>(operand.shape[dim]); }
 
-/// Says whether an operand holds the scales or the wide form of the one before it, and not an operand of its own.
+/// Says whether an operand holds the scales of the one before it, and is no operand of its own.
 bool is_scales(const Operand& operand, const Operand& before) {
   return operand.dtype == DType::kFloat8E8M0 ||
          (before.dtype == DType::kFloat8E4M3 && operand.dtype == DType::kFloat32 &&
@@ -63,7 +63,7 @@ OperatorWork work_of(const RecordedOperator& call) {
     if (i > 0 && !is_scales(call.operands[i], call.operands[i - 1])) ++operand;
     const std::size_t kind = is_matrix_product && operand < 2 ? OperatorWork::kLeftBytes + operand
                                                               : static_cast<std::size_t>(OperatorWork::kOtherBytes);
-    // Of the table, only the rows of the tokens are read or added to. They are as large as x.
+    // An embedding reads or adds to the tokens' rows of the table only. They have as many numbers as x, which counts.
     if (call.name.starts_with("embedding_") && i == (call.name.ends_with("_forward") ? 1 : 2)) continue;
     const bool is_read_too = call.accumulates && i + 1 == call.operands.size();
     work.amounts[kind] += (is_read_too ? 2.0 : 1.0) * bytes_of(call.operands[i]);

@@ -19,7 +19,7 @@ std::vector<MeasuredCall> calls_of_known_rates() {
   std::vector<MeasuredCall> calls;
   const Philox random(1, 1);
   for (std::uint64_t i = 0; i < 40; ++i) {
-    MeasuredCall call{.name = "gemm", .work = {{1.0}}, .seconds = kRates[0]};
+    MeasuredCall call{.work = {{1.0}}, .seconds = kRates[0]};
     for (std::size_t kind = 1; kind < OperatorWork::kKinds; ++kind) {
       call.work.amounts[kind] = 1e5 * (1.0 + 50.0 * random.uniform(OperatorWork::kKinds * i + kind));
       call.seconds += kRates[kind] * call.work[kind];
