@@ -12,9 +12,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/version.h"
-#include "ops/runtime/backends.h"
+#include "device/cuda.h"
 #include "parallel/pipeline_picture.h"
-#include "plan/step_forecast.h"
+#include "plan/run_forecast.h"
 #include "run/memory_advice.h"
 #include "run/record/metrics.h"
 #include "tensor/parallel.h"
@@ -95,8 +95,8 @@ struct MemoryCommand {
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
     const PlannedRun planned{job, job.training.device == DeviceChoice::kCuda ? Device::kCuda : Device::kCpu, degrees};
-    require(planned.device == Device::kCpu || kHasCuda, "training.device is cuda, but {}; --device cpu plans for a CPU",
-            cuda::why_unavailable());
+    require(planned.device == Device::kCpu || cuda::is_built(),
+            "training.device is cuda, but {}; --device cpu plans for a CPU", cuda::why_unavailable());
     if (num_ranks > 1) fmt::print("a rank of {}: {}\n\n", num_ranks, describe(degrees));
     print_table(planned);
     if (num_ranks > 1 && planned.device == Device::kCuda) {
@@ -174,14 +174,23 @@ void add_memory_command(CLI::App& parent) {
 }
 
 struct TimeCommand {
-  std::string calibration;
+  std::string calibration, cluster, routing;
+  int num_ranks = 1;
+  double tokens_of_run = 0.0;
   bool json = false;
 
   void run(const JobConfig& job) const {
+    require(calibration.empty() != cluster.empty(),
+            "give one of --calibration, for a step of one rank on this CPU, and --cluster, for GPUs");
     job.validate();
-    require(job.training.device != DeviceChoice::kCuda,
-            "training.device is cuda; `tessera plan time` predicts steps on CPUs only so far");
-    job.validate_on(resolve(job.mesh_degrees(), 1));
+    const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
+    job.validate_on(degrees);
+    cluster.empty() ? run_on_cpu(job) : run_on(read_cluster(cluster), job, degrees);
+  }
+
+  void run_on_cpu(const JobConfig& job) const {
+    require(job.training.device != DeviceChoice::kCuda && num_ranks == 1,
+            "--calibration is for steps of one rank on a CPU; --cluster has the rates of GPUs");
     const Calibration rates = read_calibration(calibration);
     const int threads = job.training.num_threads > 0 ? static_cast<int>(job.training.num_threads) : num_threads();
     require(rates.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
@@ -191,47 +200,125 @@ struct TimeCommand {
                    calibration, rates.program, version());
     }
     const TrainingStep step(job);
-    const StepForecast forecast = forecast_step(operators_of_step(step.dry_run(), job.micro_batches_per_step()), rates);
+    const StepTimes times{.of_operator = [&](const RecordedOperator& call) { return rates.time_of(call); },
+                          .of_transfer = {},
+                          .seconds_per_operator = rates.seconds_per_operator};
+    const StepForecast forecast = forecast_step(
+        {.dry_runs = {&step.dry_run()}, .schedule = job.pipeline_schedule({.dp_shard = 1})}, std::span(&times, 1));
     const double tokens = static_cast<double>(job.sequences_per_step() * job.training.seq_len);
-    json ? print_json(forecast, tokens) : print_table(forecast, tokens);
-  }
-
-  static void print_table(const StepForecast& forecast, double tokens) {
-    fmt::print("{:<18}{:<30}{:>8}{:>12}{:>8}{:>10}\n", "pass", "operator", "calls", "ms", "%", "GFLOP/s");
-    const auto percent = [&](double seconds) { return 100.0 * seconds / forecast.seconds; };
-    for (const ForecastLine& line : forecast.lines) {
-      const std::string rate = line.flop > 0.0 ? fmt::format("{:.1f}", line.flop / line.seconds * 1e-9) : "";
-      fmt::print("{:<18}{:<30}{:>8}{:>12.3f}{:>8.1f}{:>10}{}\n", line.pass, line.name, line.num_calls,
-                 line.seconds * 1e3, percent(line.seconds), rate, line.is_extrapolated ? "  extrapolated" : "");
-    }
-    fmt::print("{:<18}{:<30}{:>8}{:>12.3f}{:>8.1f}\n\n", "", "the host, besides", "", forecast.host_seconds * 1e3,
-               percent(forecast.host_seconds));
+    if (json) return fmt::print("{}\n", json_text(json_of(forecast, forecast.seconds, tokens)));
+    print_lines(forecast);
     fmt::print("step {:.1f} ms, {:.0f} tokens/s\n", forecast.seconds * 1e3, tokens / forecast.seconds);
   }
 
-  static void print_json(const StepForecast& forecast, double tokens) {
+  void run_on(const Cluster& machine, const JobConfig& job, const MeshDegrees& degrees) const {
+    require(cuda::is_built(), "--cluster plans for GPUs, but {}", cuda::why_unavailable());
+    const RoutingKind kind = routing.empty() ? default_routing(job) : routing_kind(routing);
+    const RunForecast forecast = forecast_run({job, Device::kCuda, degrees}, machine, kind);
+    const double rate = forecast.tokens_per_second_per_gpu();
+    const double mfu = rate * forecast.flop_per_token / machine.peak_flop_per_second;
+    // Dollars per hour, over tokens per second and GPU.
+    const double dollars = machine.dollars_per_gpu_hour / 3600.0 / rate * 1e9;
+    const auto memory = static_cast<double>(forecast.memory.total());
+    if (json) {
+      nlohmann::ordered_json result = json_of(forecast.step, forecast.seconds, forecast.tokens);
+      result["tokens_per_s_per_gpu"] = rate;
+      result["mfu"] = mfu;
+      result["memory_bytes"] = memory;
+      result["dollars_per_1e9_tokens"] = dollars;
+      return fmt::print("{}\n", json_text(result));
+    }
+    if (num_ranks > 1) fmt::print("{} x {}: {}\n\n", num_ranks, machine.name, describe(degrees));
+    print_lines(forecast.step);
+    print_summary(forecast, machine);
+    fmt::print("step {:.1f} ms, {:.0f} tokens/s per GPU, MFU {:.1f} % (TorchTitan's count; {:.0f} TFLOP/s executed)\n",
+               forecast.seconds * 1e3, rate, 100.0 * mfu, forecast.executed_flop / forecast.seconds * 1e-12);
+    fmt::print("memory {} of {}{}; CUDA's own and NCCL's come besides\n", format_gib(forecast.memory.total()),
+               format_gib(static_cast<std::size_t>(machine.memory_bytes)),
+               memory > machine.memory_bytes ? ": DOES NOT FIT" : "");
+    fmt::print("${:.2f} per 10^9 tokens at ${:.2f} per GPU and hour\n", dollars, machine.dollars_per_gpu_hour);
+    if (tokens_of_run > 0.0) {
+      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run, tokens_of_run / rate / num_ranks / 86400.0,
+                 dollars * tokens_of_run * 1e-9);
+    }
+  }
+
+  /// Prints a line per pass and operator of the pipeline's slowest rank.
+  static void print_lines(const StepForecast& forecast) {
+    const RankForecast& rank = forecast.ranks[forecast.slowest];
+    fmt::print("{:<26}{:<32}{:>8}{:>12}{:>8}{:>10}{:>12}\n", "pass", "operator or transfer", "calls", "ms", "%",
+               "GFLOP/s", "hidden, ms");
+    const auto percent = [&](double seconds) { return 100.0 * seconds / forecast.seconds; };
+    for (const ForecastLine& line : rank.lines) {
+      const std::string rate = line.flop > 0.0 ? fmt::format("{:.1f}", line.flop / line.seconds * 1e-9) : "";
+      const std::string hidden = line.is_transfer ? fmt::format("{:.3f}", line.hidden_seconds * 1e3) : "";
+      fmt::print("{:<26}{:<32}{:>8}{:>12.3f}{:>8.1f}{:>10}{:>12}{}\n", line.pass, line.name, line.num_calls,
+                 line.seconds * 1e3, percent(line.seconds), rate, hidden, line.is_extrapolated ? "  extrapolated" : "");
+    }
+    if (rank.host_seconds > 0.0) {
+      fmt::print("{:<26}{:<32}{:>8}{:>12.3f}{:>8.1f}\n", "", "the host, besides", "", rank.host_seconds * 1e3,
+                 percent(rank.host_seconds));
+    }
+    fmt::print("\n");
+  }
+
+  static void print_summary(const RunForecast& forecast, const Cluster& machine) {
+    const StepForecast& step = forecast.step;
+    const RankForecast& rank = step.ranks[step.slowest];
+    const auto print_part = [&](const char* name, double seconds) {
+      if (seconds > 0.0) {
+        fmt::print("{:<40}{:>12.3f} ms{:>8.1f} %\n", name, seconds * 1e3, 100.0 * seconds / forecast.seconds);
+      }
+    };
+    double transfers = 0.0;
+    for (const ForecastLine& line : rank.lines) transfers += line.is_transfer ? line.seconds : 0.0;
+    print_part("forward and backward", step.passes_seconds - rank.bubble_seconds);
+    print_part("the pipeline's bubble", rank.bubble_seconds);
+    print_part("weights that are gathered once", rank.gather_seconds);
+    print_part("sums of gradients at the end", rank.reduction_seconds);
+    print_part("optimizer", rank.optimizer_seconds);
+    print_part("waiting for the slowest GPU", forecast.seconds - step.seconds);
+    print_part("of all that, transfers add", transfers);
+    fmt::print("rates: {}\n", machine.path.string());
+  }
+
+  static nlohmann::ordered_json json_of(const StepForecast& forecast, double seconds, double tokens) {
+    const RankForecast& rank = forecast.ranks[forecast.slowest];
     nlohmann::ordered_json lines = nlohmann::ordered_json::array();
-    for (const ForecastLine& line : forecast.lines) {
+    for (const ForecastLine& line : rank.lines) {
       lines.push_back({{"pass", line.pass},
-                       {"operator", line.name},
+                       {line.is_transfer ? "transfer" : "operator", line.name},
                        {"calls", line.num_calls},
                        {"ms", line.seconds * 1e3},
+                       {"hidden_ms", line.hidden_seconds * 1e3},
                        {"flop", line.flop},
                        {"extrapolated", line.is_extrapolated}});
     }
-    const nlohmann::ordered_json json = {{"step_ms", forecast.seconds * 1e3},
-                                         {"tokens_per_s", tokens / forecast.seconds},
-                                         {"host_ms", forecast.host_seconds * 1e3},
-                                         {"operators", lines}};
-    fmt::print("{}\n", json_text(json));
+    return {{"step_ms", seconds * 1e3},
+            {"tokens_per_s", tokens / seconds},
+            {"host_ms", rank.host_seconds * 1e3},
+            {"passes_ms", forecast.passes_seconds * 1e3},
+            {"bubble_ms", rank.bubble_seconds * 1e3},
+            {"gather_ms", rank.gather_seconds * 1e3},
+            {"reduction_ms", rank.reduction_seconds * 1e3},
+            {"optimizer_ms", rank.optimizer_seconds * 1e3},
+            {"operators", lines}};
   }
 };
 
 void add_time_command(CLI::App& parent) {
   auto command = std::make_shared<TimeCommand>();
-  CLI::App* app = parent.add_subcommand("time", "How long a step of one rank takes on this CPU");
+  CLI::App* app = parent.add_subcommand("time", "How long a step takes, on this CPU or on a cluster that is not there");
   const auto arguments = std::make_shared<ConfigArguments>(app);
-  app->add_option("--calibration", command->calibration, "The file that `tessera bench calibrate` wrote")->required();
+  app->add_option("--calibration", command->calibration, "The file that `tessera bench calibrate` wrote");
+  app->add_option("--cluster", command->cluster, "A file of clusters/: the rates of a kind of GPU");
+  app->add_option("--ranks", command->num_ranks, "GPUs of the run, which need not be there")
+      ->transform(as_count(1, kMaxRanks))
+      ->capture_default_str();
+  app->add_option("--routing", command->routing,
+                  "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
+  app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
+      ->check(is_number(1.0, 1e18));
   app->add_flag("--json", command->json, "Print one line of JSON");
   app->footer("Keys of the configuration as in `tessera train`. Nothing is trained.");
   app->callback([command, arguments] { command->run(arguments->read()); });

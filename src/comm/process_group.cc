@@ -313,6 +313,8 @@ Work& Work::operator=(Work&& other) noexcept {
   std::swap(operation_, other.operation_);
   std::swap(computation_, other.computation_);
   std::swap(end_, other.end_);
+  std::swap(record_, other.record_);
+  std::swap(recorded_, other.recorded_);
   return *this;
 }
 
@@ -327,6 +329,7 @@ Work::~Work() {
 }
 
 void Work::wait() {
+  if (record_ != nullptr) return std::exchange(record_, nullptr)->end_transfer(recorded_);
   if (computation_ != nullptr) return std::exchange(computation_, nullptr)->wait(end_);
   if (operation_ == nullptr) return;
   const std::shared_ptr<Operation> operation = std::move(operation_);
@@ -362,6 +365,16 @@ std::string ProcessGroup::title(std::string_view operation, std::string_view nam
 }
 
 int ProcessGroup::next_tag() { return std::exchange(num_collectives_, (num_collectives_ + 1) % kFirstUserTag); }
+
+Work ProcessGroup::note(const char* kind, std::size_t num_bytes) const {
+  if (step_record_ == nullptr || size() == 1) return {};
+  return {*step_record_, step_record_->begin_transfer({.kind = kind,
+                                                       .axis = axis_,
+                                                       .num_ranks = size(),
+                                                       .bytes = static_cast<double>(num_bytes),
+                                                       .choices = {},
+                                                       .pass = {}})};
+}
 
 std::uint64_t ProcessGroup::record(const FlightRecorder::NewEvent& event) const {
   return progress_ == nullptr ? 0 : progress_->recorder().begin(flight_group_, event);
@@ -427,6 +440,7 @@ Work ProcessGroup::all_gather(const Tensor& in, const Tensor& out, std::string_v
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
                     out.num_elements() == in.num_elements() * size(),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
+  if (in.device() == Device::kMeta) return note("all_gather", out.num_bytes());
   if (on_gpu(in)) {
     record({.kind = FlightKind::kAllGather, .bytes = in.num_bytes(), .on_gpu = true});
     return work_of(gpu_->all_gather(in, out, title("all-gather", name)));
@@ -448,6 +462,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write wri
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
                     in.num_elements() == out.num_elements() * size(),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
+  if (in.device() == Device::kMeta) return note("reduce_scatter", in.num_bytes());
   if (on_gpu(in)) {
     record({.kind = FlightKind::kReduceScatter, .bytes = in.num_bytes(), .on_gpu = true});
     return work_of(gpu_->reduce_scatter(in, out, write, title("reduce-scatter", name)));
@@ -467,6 +482,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write wri
 Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous());
   if (size() == 1 || x.num_bytes() == 0) return {};
+  if (x.device() == Device::kMeta) return note("all_reduce", x.num_bytes());
   if (on_gpu(x)) {
     record({.kind = FlightKind::kAllReduce, .bytes = x.num_bytes(), .on_gpu = true});
     return work_of(gpu_->all_reduce(x, title("all-reduce", name)));
@@ -493,6 +509,7 @@ Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> 
   const auto ranks = static_cast<std::size_t>(size()), own = static_cast<std::size_t>(rank());
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() && in_rows.size() == ranks &&
                 out_rows.size() == ranks && in_rows[own] == out_rows[own]);
+  if (in.device() == Device::kMeta) return note("all_to_all", in.num_bytes());
   const auto row_bytes = [](const Tensor& x) {
     std::int64_t count = 1;
     for (int i = 1; i < x.num_dims(); ++i) count *= x.dim(i);
@@ -530,6 +547,7 @@ Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> 
 Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= root && root < size());
   if (size() == 1 || x.num_bytes() == 0) return {};
+  if (x.device() == Device::kMeta) return note("broadcast", x.num_bytes());
   if (on_gpu(x)) {
     record({.kind = FlightKind::kBroadcast, .bytes = x.num_bytes(), .on_gpu = true});
     return work_of(gpu_->broadcast(x, root, title("broadcast", name)));
@@ -582,6 +600,7 @@ cuda::GpuGroup& ProcessGroup::link_of(int tag, int peer, bool sends) const {
 
 Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(), "{} {}", to, tag);
+  if (x.device() == Device::kMeta) return note("send", x.num_bytes());
   const std::string full_title = title(fmt::format("send to {} rank {}", axis_, to), name);
   const FlightRecorder::NewEvent event{
       .kind = FlightKind::kSend, .bytes = x.num_bytes(), .peer = world_rank(to), .on_gpu = on_gpu(x)};
@@ -596,6 +615,7 @@ Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name)
 
 Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(), "{} {}", from, tag);
+  if (x.device() == Device::kMeta) return note("receive", x.num_bytes());
   const std::string full_title = title(fmt::format("receive from {} rank {}", axis_, from), name);
   const FlightRecorder::NewEvent event{
       .kind = FlightKind::kReceive, .bytes = x.num_bytes(), .peer = world_rank(from), .on_gpu = on_gpu(x)};

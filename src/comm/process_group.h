@@ -6,7 +6,8 @@
 // that hang. Sums add the ranks' numbers in the order of the ranks, in float32, and round once. So results depend only
 // on the numbers and the size of the group.
 //
-// In a group of one rank an operation is a copy, or does nothing, and is complete when it returns.
+// In a group of one rank an operation is a copy, or does nothing, and is complete when it returns. An operation on
+// tensors without numbers (Device::kMeta) moves nothing. It is noted in the record of the step, if there is one.
 //
 // Tensors in GPU memory move through NCCL once use_gpu() has connected the ranks' GPUs. An operation begins when the
 // computation's stream has produced its operands. Work that is put on that stream after wait() runs when the operation
@@ -20,6 +21,7 @@
 
 #include "comm/gpu_group.h"
 #include "comm/progress.h"
+#include "tensor/step_record.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -33,6 +35,8 @@ class [[nodiscard]] Work {
       : progress_(&progress), operation_(std::move(operation)) {}
   /// Makes the work of a GPU operation that is complete at `end`. wait() makes `computation` wait for it.
   Work(const cuda::Stream& computation, cuda::Fence end) : computation_(&computation), end_(std::move(end)) {}
+  /// Makes the work of a transfer that is only recorded.
+  Work(StepRecord& record, std::size_t idx) : record_(&record), recorded_(idx) {}
   Work(Work&& other) noexcept { static_cast<void>(*this = std::move(other)); }
   Work& operator=(Work&& other) noexcept;
   ~Work();
@@ -47,6 +51,8 @@ class [[nodiscard]] Work {
   std::shared_ptr<Operation> operation_;  // null: the operation is complete
   const cuda::Stream* computation_ = nullptr;
   cuda::Fence end_;
+  StepRecord* record_ = nullptr;
+  std::size_t recorded_ = 0;
 };
 
 class ProcessGroup {
@@ -55,12 +61,15 @@ class ProcessGroup {
   ProcessGroup() = default;
   /// `axis` is the group's name in messages ("dp_shard").
   ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis);
-  /// Makes a group of ranks that do not exist. It is enough for measuring, but every operation fails a check.
+  /// Makes a group of ranks that do not exist. It is enough for measuring. Operations on tensors that have numbers fail
+  /// a check.
   static ProcessGroup planned(int rank, int size, std::string axis);
 
   int rank() const { return transport_ == nullptr ? 0 : transport_->rank(); }
   int size() const { return transport_ == nullptr ? 1 : transport_->size(); }
   const std::string& axis() const { return axis_; }
+  /// Notes operations on tensors without numbers in `record` from here on, or no longer if it is null.
+  void set_record(StepRecord* record) { step_record_ = record; }
 
   /// Gathers the tensors `in` [n] of all ranks into out [size · n], in the order of ranks. `in` may be this rank's part
   /// of `out`.
@@ -148,6 +157,8 @@ class ProcessGroup {
   int next_tag();
   /// Returns the rank in the world. It is -1 while the group does not know it.
   int world_rank(int rank) const;
+  /// Notes an operation that moves nothing. `num_bytes` is RecordedTransfer::bytes.
+  Work note(const char* kind, std::size_t num_bytes) const;
   /// Records an event in the flight recorder.
   std::uint64_t record(const FlightRecorder::NewEvent& event) const;
   Work start(std::shared_ptr<Operation> operation, const FlightRecorder::NewEvent& event);
@@ -164,6 +175,7 @@ class ProcessGroup {
   std::unique_ptr<cuda::GpuGroup> gpu_;
   std::map<int, OpenLink> links_;  // links from or to this rank, by tag
   Progress* progress_ = nullptr;
+  StepRecord* step_record_ = nullptr;
   std::string axis_;
   int num_collectives_ = 0;
   std::uint64_t id_ = 0;  // the same on all ranks of the group, and different for all other groups

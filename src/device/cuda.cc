@@ -19,6 +19,8 @@ void call_failed(const char* file, int line, const char* call, cudaError_t statu
 }
 }  // namespace detail
 
+bool is_built() { return true; }
+
 const char* why_unavailable() {
   static const std::string reason = [] {
     // Streams that share one of the driver's queues, 8 by default, wait for each other. A message between GPUs could

@@ -9,6 +9,9 @@ struct CUstream_st;
 
 namespace tessera::cuda {
 
+/// Returns whether this build has the CUDA backend. A dry run for a GPU needs it, and needs no GPU.
+bool is_built();
+
 /// Returns in one line why this process cannot use a GPU, and how to mend it. The reasons are a build without CUDA, no
 /// driver, a driver too old for the CUDA runtime, or no suitable GPU. Returns "" if it can use one.
 const char* why_unavailable();

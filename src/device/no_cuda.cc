@@ -9,6 +9,8 @@ namespace {
 [[noreturn]] void refuse() { fail("no GPU: {}", why_unavailable()); }
 }  // namespace
 
+bool is_built() { return false; }
+
 const char* why_unavailable() {
   return "this build of Tessera has no CUDA: build it where nvcc 12.8 or newer is on the PATH, or run on a CPU";
 }

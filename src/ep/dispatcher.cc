@@ -34,6 +34,11 @@ std::int64_t Dispatcher::max_rows(std::int64_t num_tokens, std::int64_t alignmen
   return tessera::max_rows(rows, num_local_experts(), alignment);
 }
 
+double Dispatcher::expected_rows(std::int64_t num_tokens, std::int64_t alignment) const {
+  const double padding = 0.5 * static_cast<double>(num_local_experts() * (alignment - 1));
+  return std::min(balanced_rows(num_tokens) + padding, static_cast<double>(max_rows(num_tokens, alignment)));
+}
+
 DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer& layer,
                                          const TokenRouting& routing) const {
   const std::int64_t num_tokens = routing.expert_ids_tK.dim(0);
@@ -68,6 +73,21 @@ void Dispatcher::check_rows(const GemmOperand& x_RD, const DispatchSaved& saved)
   check_operand(x_RD, saved.num_rows(), options_.dim, options_.dtype);
 }
 
+void Dispatcher::note(const Context& op, const char* call, PayloadPrecision precision,
+                      const DispatchSaved& saved) const {
+  if (op.record == nullptr || !op.measuring() || num_ranks_ == 1) return;
+  const auto dim = static_cast<double>(options_.dim);
+  const double row_bytes = precision == PayloadPrecision::kMxfp8 ? dim * (1.0 + 1.0 / mx::kBlock)
+                                                                 : dim * static_cast<double>(size_of(options_.dtype));
+  op.record->begin_transfer(
+      {.kind = call,
+       .axis = options_.num_domains > 1 ? "ep_within" : "ep",
+       .num_ranks = num_ranks_,
+       .bytes = static_cast<double>(saved.num_tokens()) * row_bytes,
+       .choices = {.num_experts = options_.num_experts, .top_k = options_.top_k, .num_domains = options_.num_domains},
+       .pass = {}});
+}
+
 void Dispatcher::dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                           const GemmOperand& x_RD) {
   const TraceScope trace(op.trace, "ep.dispatch");
@@ -82,6 +102,7 @@ void Dispatcher::dispatch(const Context& op, const GemmOperand& y_tD, const Disp
                   "{}: {} rows counted for {} tokens, top {}", saved.layer.name, counted, saved.num_tokens(),
                   options_.top_k);
   }
+  note(op, "dispatch", options_.dispatch_forward, saved);
   const ArenaScope scope(*op.arena);
   do_dispatch(op, y_tD, saved, x_RD);
 }
@@ -91,6 +112,7 @@ void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_tD, cons
   const TraceScope trace(op.trace, "ep.dispatch_again");
   check_payload(y_tD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
+  note(op, "dispatch_again", options_.dispatch_forward, saved);
   const ArenaScope scope(*op.arena);
   do_dispatch_again(op, y_tD, saved, x_RD);
 }
@@ -100,6 +122,7 @@ void Dispatcher::combine(const Context& op, const Tensor& out_RD, const Dispatch
   const TraceScope trace(op.trace, "ep.combine");
   check_tokens(y_tD, saved);
   check_rows(out_RD, saved);
+  note(op, "combine", PayloadPrecision::kDefault, saved);
   const ArenaScope scope(*op.arena);
   do_combine(op, out_RD, saved, y_tD, write);
 }
@@ -109,6 +132,7 @@ void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_tD, 
   const TraceScope trace(op.trace, "ep.combine_backward");
   check_payload(d_y_tD, options_.combine_backward, saved);
   check_rows(d_out_RD, saved);
+  note(op, "combine_backward", options_.combine_backward, saved);
   const ArenaScope scope(*op.arena);
   do_combine_backward(op, d_y_tD, saved, d_out_RD);
 }
@@ -121,6 +145,7 @@ void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, cons
   check_rows(d_x_RD, saved);
   TESSERA_CHECK_TENSOR(d_weights_R, DType::kFloat32, {saved.num_rows()});
   TESSERA_CHECK_TENSOR(d_weights_tK, DType::kFloat32, {saved.num_tokens(), options_.top_k});
+  note(op, "dispatch_backward", PayloadPrecision::kDefault, saved);
   const ArenaScope scope(*op.arena);
   do_dispatch_backward(op, d_x_RD, d_weights_R, saved, d_y_tD, write, d_weights_tK);
 }

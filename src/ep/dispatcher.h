@@ -98,6 +98,8 @@ class Dispatcher {
   virtual void check() {}
 
   std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
+  /// Returns the number of those rows that a balanced load uses, with half an alignment of padding per expert.
+  double expected_rows(std::int64_t num_tokens, std::int64_t alignment) const;
   /// Allocates what a layer keeps, from op's arena.
   DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing) const;
 
@@ -156,6 +158,8 @@ class Dispatcher {
                                     const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                                     const Tensor& d_weights_tK) = 0;
 
+  /// Records a call of a dry run, which transfers nothing.
+  void note(const Context& op, const char* call, PayloadPrecision precision, const DispatchSaved& saved) const;
   void check_tokens(const Tensor& y_tD, const DispatchSaved& saved) const;
   void check_payload(const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved) const;
   void check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const;

@@ -65,7 +65,7 @@ void Head::forward_backward(const LayerContext& context, const Tensor& x_tD, con
     const Tensor sums_PT3 = context.allocate({ranks.size(), end - begin, 3}, DType::kFloat32);
     const Tensor sums_T3 = sums_PT3[ranks.rank()];
     cross_entropy_sums(op, chunk_TV, labels, first_id, sums_T3);
-    if (ranks.size() > 1 && !op.measuring()) ranks.all_gather(sums_T3, sums_PT3, name).wait();
+    if (ranks.size() > 1) ranks.all_gather(sums_T3, sums_PT3, name).wait();
     cross_entropy(op, sums_PT3, chunk_TV, labels, first_id, scale, losses_T.rows(begin, end), d_chunk_TV);
     if (!backward) continue;
     output_->dgrad(context, d_chunk_TV, d_y_TD.rows(begin, end));

@@ -60,6 +60,12 @@ int Moe::num_sms_of_dispatch(const LayerContext& context) const {
   return can_run_beside ? context.model->dispatcher->num_sms() : 0;
 }
 
+StepRecord::Rows Moe::recorded_rows(const LayerContext& context, const MoeSaved& saved) const {
+  const auto& dispatcher = *context.model->dispatcher;
+  return {context.op.record, saved.dispatch.num_rows(),
+          dispatcher.expected_rows(saved.dispatch.num_tokens(), saved.dispatch.layer.alignment)};
+}
+
 InputForms Moe::y_forms(const LayerContext& context) const {
   const InputForms forms{.forward = {.plain = true}, .wgrad = {.plain = true}};  // for the router and the routed rows
   return shared_ ? forms | shared_->x_forms(context) : forms;
@@ -99,7 +105,7 @@ void Moe::balance(const LayerContext& context, const RouterOptions& options, con
   const ArenaScope scope(*context.op.arena);
   const Tensor sums_B2E = context.allocate({context.batch->num_seqs(), 2, routing.scores_TE.dim(1)}, DType::kFloat32);
   balance_sums(context.op, options, routing.scores_TE, sums_B2E);
-  if (!context.op.measuring()) context.mesh().sequence.all_reduce(sums_B2E, name_).wait();
+  context.mesh().sequence.all_reduce(sums_B2E, name_).wait();
   balance_loss(context.op, options, sums_B2E, routing.balance_f_BE, loss_1);
 }
 
@@ -114,6 +120,7 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   const Tensor &offsets_e1 = saved.dispatch.offsets_e1, num_rows_1 = saved.dispatch.num_rows_1();
   const Shape rows_shape{saved.dispatch.num_rows(), config.dim};
   const ArenaScope scope(*op.arena);
+  const StepRecord::Rows rows = recorded_rows(context, saved);
   {
     const ArenaScope router_scope(*op.arena);
     const Tensor logits_tE = context.allocate({num_tokens, experts}, DType::kFloat32);
@@ -157,6 +164,7 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
   const Tensor& y_tD = y.plain;
   const std::int64_t num_tokens = y_tD.dim(0), experts = config.num_experts;
   const ArenaScope scope(*op.arena);
+  const StepRecord::Rows rows = recorded_rows(context, saved);
   FeedForward::Gradients shared;
   const Tensor d_weights_tK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
   {

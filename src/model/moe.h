@@ -49,6 +49,8 @@ class Moe {
   ParamId expert_bias() const { return expert_bias_; }
 
  private:
+  /// Tells the record, while the result lives, which dims are the experts' rows.
+  StepRecord::Rows recorded_rows(const LayerContext& context, const MoeSaved& saved) const;
   RouterOptions router_options(const LayerContext& context) const;
   /// Returns the number of SMs that a dispatcher's call takes while the shared experts run beside it. 0 means that they
   /// do not run beside it.

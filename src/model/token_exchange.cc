@@ -30,7 +30,6 @@ std::int64_t num_tokens(const LayerContext& context, TokenSet tokens) {
 void all_gather(const LayerContext& context, TokenSet tokens, const Tensor& x_tN, const Tensor& out,
                 std::string_view name) {
   const auto gather = [&](const Tensor& target) {
-    if (context.op.measuring()) return;
     const TraceScope trace(context.op.trace, "all_gather");
     group_of(context, tokens).all_gather(x_tN, target, name).wait();
   };
@@ -49,7 +48,6 @@ void reduce_scatter(const LayerContext& context, TokenSet tokens, const Tensor& 
     parts = context.allocate(partial.shape(), partial.dtype());
     reorder(context, partial, context.batch->key_of_part(context.op.device()), parts);
   }
-  if (context.op.measuring()) return;
   const TraceScope trace(context.op.trace, "reduce_scatter");
   group_of(context, tokens).reduce_scatter(parts, out_tN, write, name).wait();
 }

@@ -129,6 +129,25 @@ std::vector<Group> groups_of(const MeshDegrees& d, const MeshPlace& place) {
 
 }  // namespace
 
+std::vector<std::int64_t> ranks_of_group(const MeshDegrees& resolved, std::int64_t rank, std::string_view axis) {
+  const auto color_of = [&](std::int64_t of) {
+    for (const Group& group : groups_of(resolved, place_of(resolved, of))) {
+      if (group.axis == axis) return group.color;
+    }
+    TESSERA_CHECK(false, "no group '{}'", axis);
+    return std::int64_t{0};
+  };
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t other = 0; other < resolved.num_ranks(); ++other) {
+    if (color_of(other) == color_of(rank)) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+void Mesh::set_record(StepRecord* record) {
+  for (const Group& group : groups_of(degrees, place)) (this->*group.of).set_record(record);
+}
+
 Mesh::Mesh(ProcessGroup& world, const MeshDegrees& resolved)
     : degrees(resolved), place(place_of(resolved, world.rank())) {
   TESSERA_CHECK(world.size() == resolved.num_ranks(), "{} {}", world.size(), resolved.num_ranks());

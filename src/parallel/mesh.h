@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/process_group.h"
 #include "parallel/mesh_degrees.h"
@@ -32,6 +33,10 @@ struct MeshPlace {
 };
 MeshPlace place_of(const MeshDegrees& resolved, std::int64_t rank);
 
+/// Returns the ranks of the group of `rank` that has this axis (ProcessGroup::axis), in order. Throws InternalError if
+/// no group has it.
+std::vector<std::int64_t> ranks_of_group(const MeshDegrees& resolved, std::int64_t rank, std::string_view axis);
+
 struct Mesh {
   /// Makes the mesh of one rank.
   Mesh() = default;
@@ -40,6 +45,9 @@ struct Mesh {
   /// Returns the mesh that rank `rank` would have in a run that does not exist. Its groups have sizes and this rank's
   /// places in them, which is enough to measure a step. They cannot communicate.
   static Mesh planned(const MeshDegrees& resolved, std::int64_t rank);
+
+  /// Notes transfers of tensors without numbers in `record` from here on, or no longer if it is null.
+  void set_record(StepRecord* record);
 
   MeshDegrees degrees{.dp_shard = 1};
   MeshPlace place;

@@ -64,7 +64,10 @@ void Parameters::allocate_weights(DType compute) {
   buffers_ = Buffer(size_in_bytes(table_->buffers_size(), DType::kFloat32));
 }
 
-void Parameters::allocate_meta(DType compute) { compute_ = compute; }
+void Parameters::allocate_meta(DType compute) {
+  compute_ = compute;
+  slots_.allocate_meta(compute);
+}
 
 Tensor Parameters::flat(const Buffer& buffer, DType dtype) const {
   return Tensor(buffer.data(), {table_->flat_size()}, dtype, device_);
@@ -105,7 +108,7 @@ void Parameters::clear_gradients() {
 }
 
 void Parameters::finish_gradients() {
-  first_writes_.require_assigned(std::nullopt);
+  if (device_ != Device::kMeta) first_writes_.require_assigned(std::nullopt);
   slots_.finish_gradients(first_writes_);
   mesh().dp_replicate.all_reduce(all_gradients(), "the gradients of the replicas").wait();
 }

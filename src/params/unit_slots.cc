@@ -30,10 +30,22 @@ void UnitSlots::allocate(const Context& op, const Tensor& weights, const Tensor&
   gradients_ = gradients;
   is_allocated_ = true;
   if (table_->slot_size() == 0) return;
-  slots_.resize(num_weight_slots());
-  gradient_slots_.resize(num_gradient_slots());
+  make_slots();
   gathered_ = Buffer(slots_.size() * bytes_of(table_->slot_size(), weights.dtype()), op.target());
   summed_ = Buffer(gradient_slots_.size() * bytes_of(table_->slot_size(), DType::kFloat32), op.target());
+}
+
+void UnitSlots::allocate_meta(DType compute) {
+  weights_ = Tensor(nullptr, {table_->flat_size()}, compute, Device::kMeta);
+  gradients_ = Tensor(nullptr, {table_->flat_size()}, DType::kFloat32, Device::kMeta);
+  if (table_->slot_size() > 0) make_slots();
+}
+
+void UnitSlots::make_slots() {
+  slots_.clear();
+  gradient_slots_.clear();
+  slots_.resize(num_weight_slots());
+  gradient_slots_.resize(num_gradient_slots());
 }
 
 Tensor UnitSlots::in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const {
@@ -141,6 +153,7 @@ void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& 
       used = bucket.slot_offset + table_->group(bucket).size() * bucket.shard_size;
   }
   const auto slot = static_cast<std::size_t>(free - gradient_slots_.data());
+  if (!is_allocated_) return;
   const Tensor sums = in_slot(summed_, DType::kFloat32, slot, 0, {used});
   with_products ? first_writes.start(op_, sums, unit) : set_zero(op_, sums);
 }
@@ -154,7 +167,7 @@ void UnitSlots::release_gradients(UnitId unit, const FirstWrites& first_writes) 
 }
 
 void UnitSlots::start_reducing(Slot& slot, const FirstWrites& first_writes) {
-  first_writes.require_assigned(slot.unit);
+  if (is_allocated_) first_writes.require_assigned(slot.unit);
   for (const ParameterTable::Bucket& bucket : table_->buckets()) {
     if (bucket.unit != slot.unit || !table_->sharded(bucket)) continue;
     const std::int64_t size = bucket.shard_size * table_->group(bucket).size();

@@ -36,6 +36,9 @@ class UnitSlots {
   /// is gathered. Sums are added to `gradients` [flat size], float32.
   void allocate(const Context& op, const Tensor& weights, const Tensor& gradients);
 
+  /// Makes slots without memory, for a dry run. Its gathers and sums are transfers of tensors without numbers.
+  void allocate_meta(DType compute);
+
   /// Starts to gather a unit's weights, if they are not there and a slot is free.
   void prefetch(UnitId unit);
   /// Gathers a unit's weights, if they are not there. Returns true if they were not there before the call (or before
@@ -76,7 +79,8 @@ class UnitSlots {
 
   std::size_t num_weight_slots() const { return options_.keep_gathered ? table_->num_units() : options_.num_slots; }
   std::size_t num_gradient_slots() const { return options_.keep_gradients ? table_->num_units() : options_.num_slots; }
-  bool moves(UnitId unit) const { return is_allocated_ && table_->sharded_unit(unit); }
+  bool moves(UnitId unit) const { return !slots_.empty() && table_->sharded_unit(unit); }
+  void make_slots();
   Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
   Tensor local_in_slot(const Buffer& buffer, DType dtype, std::size_t slot, ParamId id) const;
   void start_gathering(UnitId unit, std::size_t slot);

@@ -119,7 +119,7 @@ void time_steps(TimedModel& model, int num_steps) {
   std::vector<Batch> batches;
   for (std::int64_t i = 0; i < model.config.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
   RandomTokens tokens(model.config, 0);
-  OperatorRecord record;
+  StepRecord record;
   step.set_record(&record);
   for (int i = 0; i < kWarmUpSteps + num_steps; ++i) {
     for (Batch& batch : batches) batch.fill(tokens.next());

@@ -37,6 +37,12 @@ const OperatorRate& Calibration::rate(const std::string& name) const {
   return found->second;
 }
 
+OperatorTime Calibration::time_of(const RecordedOperator& call) const {
+  const OperatorRate& of_class = rate(class_of(call));
+  const OperatorWork work = work_of(call);
+  return {.seconds = of_class.seconds(work), .is_extrapolated = of_class.extrapolates(work)};
+}
+
 OperatorRate fit_rate(std::span<const MeasuredCall> calls) {
   constexpr std::size_t kKinds = OperatorWork::kKinds;
   OperatorRate rate;

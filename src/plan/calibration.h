@@ -28,6 +28,12 @@ struct OperatorRate {
   bool extrapolates(const OperatorWork& work) const;
 };
 
+/// Says how long a call takes, as a plan reckons it.
+struct OperatorTime {
+  double seconds = 0.0;
+  bool is_extrapolated = false;  // the call is far from all that were measured
+};
+
 /// Describes a call that was measured.
 struct MeasuredCall {
   OperatorWork work;
@@ -43,6 +49,8 @@ struct Calibration {
   /// Returns the rates of a class. Throws Error, which names the class, the file and the remedy, if it was not
   /// measured.
   const OperatorRate& rate(const std::string& name) const;
+
+  OperatorTime time_of(const RecordedOperator& call) const;
 
   /// The file that it was read from, for errors. It is no part of the file.
   std::filesystem::path path;

@@ -11,7 +11,7 @@ namespace {
 using Operand = RecordedOperator::Operand;
 
 double bytes_of(const Operand& operand) {
-  return static_cast<double>(operand.shape.num_elements()) * static_cast<double>(size_of(operand.dtype));
+  return static_cast<double>(operand.shape.num_elements()) * static_cast<double>(size_of(operand.dtype)) * operand.used;
 }
 double size(const Operand& operand, int dim) { return static_cast<double>(operand.shape[dim]); }
 
@@ -40,6 +40,13 @@ double flop_of_product(const RecordedOperator& call) {
   return 2.0 * outputs / experts * tokens;
 }
 
+/// Returns the part of a product's rows that a balanced load uses.
+double used_rows(const RecordedOperator& call) {
+  double used = 1.0;
+  for (const Operand& operand : call.operands) used = std::min(used, operand.used);
+  return used;
+}
+
 /// Returns the flop of the attention core over the causal half of the scores. q is [T, H · (nope + rope)], and the
 /// output [T, H · v]. The forward makes 2 products, and the backward 5.
 double flop_of_attention(const RecordedOperator& call) {
@@ -56,7 +63,7 @@ OperatorWork work_of(const RecordedOperator& call) {
   work.amounts[OperatorWork::kCalls] = 1.0;
   if (call.operands.empty()) return work;
   const bool is_matrix_product = is_product(call.name);
-  if (is_matrix_product) work.amounts[OperatorWork::kFlop] = flop_of_product(call);
+  if (is_matrix_product) work.amounts[OperatorWork::kFlop] = flop_of_product(call) * used_rows(call);
   if (call.name.starts_with("mla_attention")) work.amounts[OperatorWork::kFlop] = flop_of_attention(call);
   std::size_t operand = 0;
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
@@ -69,6 +76,13 @@ OperatorWork work_of(const RecordedOperator& call) {
     work.amounts[kind] += (is_read_too ? 2.0 : 1.0) * bytes_of(call.operands[i]);
   }
   return work;
+}
+
+double contraction_of(const RecordedOperator& call) {
+  if (call.operands.empty() || !is_product(call.name)) return 0.0;
+  double outputs = static_cast<double>(call.operands.back().shape.num_elements());
+  // Each expert's weight gradient is contracted over its own rows.
+  return flop_of_product(call) * used_rows(call) / (2.0 * outputs * call.operands.back().used);
 }
 
 std::string class_of(const RecordedOperator& call) {

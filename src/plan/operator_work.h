@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-#include "ops/runtime/operator_record.h"
+#include "tensor/step_record.h"
 
 namespace tessera {
 
@@ -26,6 +26,10 @@ struct OperatorWork {
 /// Returns the work of a call. An operator that is no product, and no attention, has no flop: its bytes decide. An
 /// output that is added to counts twice, because it is also read.
 OperatorWork work_of(const RecordedOperator& call);
+
+/// Returns the length of a product's contraction, or 0 of another operator. The length for a grouped weight gradient is
+/// the mean over the experts.
+double contraction_of(const RecordedOperator& call);
 
 /// Returns the class of a call, within which durations depend on the work alone: the operator and its operands' types,
 /// "linear_wgrad += bfloat16 bfloat16 float32".

@@ -3,10 +3,15 @@
 #include <algorithm>
 #include <string_view>
 
+#include "parallel/pipeline_timing.h"
+
 namespace tessera {
 namespace {
 
-constexpr std::string_view kOptimizer = "optimizer";  // the pass that a step has once
+// Passes that a step has once.
+constexpr std::string_view kReduction = "reduction", kOptimizer = "optimizer";
+
+bool is_once(std::string_view pass) { return pass == kReduction || pass == kOptimizer; }
 
 bool is_weight_gradient(const RecordedOperator& call) {
   // A dense product of bfloat16 or float32 is a gemm, whose left operand is transposed in the gradient of a weight
@@ -14,9 +19,145 @@ bool is_weight_gradient(const RecordedOperator& call) {
   return call.name.ends_with("_wgrad") || (call.name == "gemm" && call.transposes_a);
 }
 
+bool gathers_weights(const RecordedTransfer& transfer) {
+  return transfer.kind == "all_gather" && (transfer.axis.starts_with("dp_shard") || transfer.axis == "ep_shard") &&
+         !is_once(transfer.pass);
+}
+
+/// Adds up the times of one rank's step.
+class RankFold {
+ public:
+  RankFold(const StepRecord& record, std::int64_t micro_batches, bool gathers_once, const StepTimes& times)
+      : record_(record),
+        micro_batches_(static_cast<double>(micro_batches)),
+        gathers_once_(gathers_once),
+        times_(times) {
+    for (const RecordedOperator& call : record.operators()) add(call);
+    for (const RecordedTransfer& transfer : record.transfers()) {
+      if (transfer.kind != "receive") add(transfer);
+    }
+    result_.host_seconds = times.seconds_per_operator * num_calls_;
+  }
+
+  RankForecast result() && { return std::move(result_); }
+
+ private:
+  ForecastLine& line(const std::string& pass, const std::string& name, bool is_transfer) {
+    const auto found = std::ranges::find_if(
+        result_.lines, [&](const ForecastLine& one) { return one.pass == pass && one.name == name; });
+    if (found != result_.lines.end()) return *found;
+    return result_.lines.emplace_back(ForecastLine{.pass = pass, .name = name, .is_transfer = is_transfer});
+  }
+
+  /// Adds seconds of a step to the pass.
+  void add_to_pass(const std::string& pass, double seconds) {
+    if (pass == kReduction) {
+      result_.reduction_seconds += seconds;
+    } else if (pass == kOptimizer) {
+      result_.optimizer_seconds += seconds;
+    } else {
+      stage_seconds(pass) += seconds / micro_batches_;
+    }
+  }
+
+  double& stage_seconds(std::string_view pass) {
+    constexpr std::string_view kStage = "stage ";
+    TESSERA_CHECK(pass.starts_with(kStage), "{}", pass);
+    const std::size_t end = pass.find(' ', kStage.size());
+    const int stage = std::stoi(std::string(pass.substr(kStage.size(), end - kStage.size())));
+    auto found = std::ranges::find(result_.stages, stage, &StageTimes::stage);
+    if (found == result_.stages.end()) found = result_.stages.insert(found, {.stage = stage});
+    const std::string_view kind = pass.substr(end + 1);
+    return kind == "forward" ? found->forward : kind == "backward" ? found->backward : found->weight_gradients;
+  }
+
+  void add(const RecordedOperator& call) {
+    const double count = is_once(call.pass) ? 1.0 : micro_batches_;
+    const OperatorTime first = times_.of_operator(call);
+    const OperatorTime later = count > 1.0 ? times_.of_operator(in_later_micro_batch(call)) : first;
+    const double seconds = first.seconds + (count - 1.0) * later.seconds;
+    begin_.push_back(begin_.back() + seconds / count);
+    ForecastLine& of_name = line(call.pass, call.name, false);
+    of_name.num_calls += static_cast<std::size_t>(count);
+    of_name.seconds += seconds;
+    of_name.flop += count * work_of(call)[OperatorWork::kFlop];
+    of_name.is_extrapolated |= first.is_extrapolated || later.is_extrapolated;
+    add_to_pass(call.pass, seconds + count * times_.seconds_per_operator);
+    num_calls_ += count;
+  }
+
+  /// Returns the seconds of the operators that run beside a dispatcher's call: those on the side stream just before it.
+  double seconds_beside(const RecordedTransfer& call) const {
+    std::size_t first = call.begin;
+    while (first > 0 && record_.operators()[first - 1].is_beside) --first;
+    return begin_[call.begin] - begin_[first];
+  }
+
+  void add(const RecordedTransfer& transfer) {
+    const double seconds = times_.of_transfer(transfer);
+    if (seconds == 0.0) return;
+    if (transfer.kind == "send") {
+      result_.message_seconds = std::max(result_.message_seconds, seconds);
+      return;
+    }
+    double added = seconds;
+    if (transfer.choices.num_experts > 0) {
+      const double beside = seconds_beside(transfer);
+      added = std::max(seconds - beside, times_.dispatch_share * seconds);
+      if (beside == 0.0) added = seconds;
+    } else if (transfer.end > transfer.begin) {
+      const double beside = begin_[transfer.end] - begin_[transfer.begin];
+      added = std::max(times_.overlap_cost * seconds, seconds - beside);
+    }
+    const bool once = is_once(transfer.pass) || (gathers_once_ && gathers_weights(transfer));
+    const double count = once ? 1.0 : micro_batches_;
+    ForecastLine& of_name = line(transfer.pass, transfer.kind + " " + transfer.axis, true);
+    of_name.num_calls += static_cast<std::size_t>(count);
+    of_name.seconds += count * added;
+    of_name.hidden_seconds += count * (seconds - added);
+    if (once && !is_once(transfer.pass)) {
+      result_.gather_seconds += added;
+    } else {
+      add_to_pass(transfer.pass, count * added);
+    }
+  }
+
+  const StepRecord& record_;
+  double micro_batches_;
+  bool gathers_once_;
+  const StepTimes& times_;
+  RankForecast result_;
+  std::vector<double> begin_ = {0.0};  // of each operator, and the end of the last one, with operators alone
+  double num_calls_ = 0.0;
+};
+
+PipelineCosts costs_of(const ForecastInput& input, std::span<const RankForecast> ranks) {
+  const auto num_stages = static_cast<std::size_t>(input.schedule.num_stages());
+  PipelineCosts costs{.forward = std::vector<double>(num_stages),
+                      .backward_input = std::vector<double>(num_stages),
+                      .backward_weight = std::vector<double>(num_stages)};
+  for (const RankForecast& rank : ranks) {
+    costs.communication = std::max(costs.communication, rank.message_seconds);
+    for (const StageTimes& stage : rank.stages) {
+      const auto s = static_cast<std::size_t>(stage.stage);
+      // Where the schedule has whole backwards, only the sum of both halves matters.
+      const double weight = stage.weight_gradients > 0.0 ? stage.weight_gradients : 0.5 * stage.backward;
+      costs.forward[s] = stage.forward;
+      costs.backward_input[s] = stage.backward + stage.weight_gradients - weight;
+      costs.backward_weight[s] = weight;
+    }
+  }
+  return costs;
+}
+
 }  // namespace
 
-double StepForecast::seconds_of(std::string_view pass) const {
+RecordedOperator in_later_micro_batch(RecordedOperator call) {
+  call.accumulates = call.accumulates || is_weight_gradient(call);
+  return call;
+}
+
+double RankForecast::seconds_of(std::string_view pass) const {
   double sum = 0.0;
   for (const ForecastLine& line : lines) {
     if (line.pass.ends_with(pass)) sum += line.seconds;
@@ -24,38 +165,26 @@ double StepForecast::seconds_of(std::string_view pass) const {
   return sum;
 }
 
-std::vector<RecordedOperator> operators_of_step(const OperatorRecord& dry_run, std::int64_t micro_batches) {
-  std::vector<RecordedOperator> result;
-  for (std::int64_t i = 0; i < micro_batches; ++i) {
-    for (RecordedOperator call : dry_run.operators()) {
-      if (call.pass == kOptimizer) continue;
-      call.accumulates = call.accumulates || (i > 0 && is_weight_gradient(call));
-      result.push_back(std::move(call));
-    }
-  }
-  std::ranges::copy_if(dry_run.operators(), std::back_inserter(result),
-                       [](const RecordedOperator& call) { return call.pass == kOptimizer; });
-  return result;
-}
-
-StepForecast forecast_step(const std::vector<RecordedOperator>& operators, const Calibration& calibration) {
+StepForecast forecast_step(const ForecastInput& input, std::span<const StepTimes> times) {
+  TESSERA_CHECK(input.dry_runs.size() == times.size() &&
+                input.dry_runs.size() == static_cast<std::size_t>(input.schedule.num_ranks));
   StepForecast forecast;
-  for (const RecordedOperator& call : operators) {
-    const OperatorRate& rate = calibration.rate(class_of(call));
-    const OperatorWork work = work_of(call);
-    auto line = std::ranges::find_if(
-        forecast.lines, [&](const ForecastLine& one) { return one.pass == call.pass && one.name == call.name; });
-    if (line == forecast.lines.end()) {
-      line = forecast.lines.insert(line, {.pass = call.pass, .name = call.name});
-    }
-    ++line->num_calls;
-    line->seconds += rate.seconds(work);
-    line->flop += work[OperatorWork::kFlop];
-    line->is_extrapolated |= rate.extrapolates(work);
-    forecast.seconds += rate.seconds(work);
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    forecast.ranks.push_back(
+        RankFold(*input.dry_runs[i], input.schedule.num_micro_batches, input.gathers_once, times[i]).result());
   }
-  forecast.host_seconds = calibration.seconds_per_operator * static_cast<double>(operators.size());
-  forecast.seconds += forecast.host_seconds;
+  const PipelineTiming timing = simulate(input.schedule, costs_of(input, forecast.ranks));
+  forecast.passes_seconds = timing.makespan;
+  double once = 0.0, most = 0.0;
+  for (std::size_t i = 0; i < forecast.ranks.size(); ++i) {
+    RankForecast& rank = forecast.ranks[i];
+    rank.bubble_seconds = timing.bubble_fraction[i] * timing.makespan;
+    once = std::max(once, rank.once_seconds());
+    const double work = timing.makespan - rank.bubble_seconds + rank.once_seconds();
+    if (work > most) forecast.slowest = i;
+    most = std::max(most, work);
+  }
+  forecast.seconds = forecast.passes_seconds + once;
   return forecast;
 }
 

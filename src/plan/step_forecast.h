@@ -1,36 +1,78 @@
-// Predicts how long a step takes: the record of its dry run, folded with a calibration.
+// Predicts how long a step takes: the records of the ranks' dry runs, folded with the times of operators and transfers.
 #pragma once
 
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "parallel/pipeline_schedule.h"
 #include "plan/calibration.h"
 
 namespace tessera {
 
-/// Holds the predicted times of the operators of one name in one pass.
-struct ForecastLine {
-  std::string pass, name;
-  std::size_t num_calls = 0;     // of a step
-  double seconds = 0.0;          // of a step
-  double flop = 0.0;             // of a step
-  bool is_extrapolated = false;  // a call is far from all that were measured (OperatorRate::extrapolates)
+/// Says how long things take on a machine.
+struct StepTimes {
+  std::function<OperatorTime(const RecordedOperator&)> of_operator;
+  std::function<double(const RecordedTransfer&)> of_transfer;  // seconds; unused without transfers
+  double seconds_per_operator = 0.0;                           // for the host, besides the operator
+  double overlap_cost = 0.0;    // of the duration of a transfer beside operators, the part that they lose
+  double dispatch_share = 0.0;  // of the GPU, what a dispatcher's call takes from operators beside it
 };
 
-struct StepForecast {
-  std::vector<ForecastLine> lines;  // in the order in which their passes and operators come first
-  double host_seconds = 0.0;        // besides the operators
-  double seconds = 0.0;             // of a step
+/// Holds the predicted times of the operators or transfers of one name in one pass.
+struct ForecastLine {
+  std::string pass, name;
+  bool is_transfer = false;      // the name is the kind and the axis
+  std::size_t num_calls = 0;     // of a step
+  double seconds = 0.0;          // of a step; of transfers what they add to it
+  double hidden_seconds = 0.0;   // of transfers, what runs beside operators and adds nothing
+  double flop = 0.0;             // of a step
+  bool is_extrapolated = false;  // OperatorTime::is_extrapolated of a call
+};
 
+/// Holds the mean times of the passes of one stage and one micro-batch, in seconds.
+struct StageTimes {
+  int stage = 0;
+  double forward = 0.0, backward = 0.0, weight_gradients = 0.0;
+};
+
+/// Describes the step of one rank of the pipeline.
+struct RankForecast {
+  std::vector<ForecastLine> lines;  // in the order in which their passes and names come first
+  std::vector<StageTimes> stages;
+  double host_seconds = 0.0;     // besides operators and transfers; a part of the passes' times
+  double message_seconds = 0.0;  // a message to the next stage
+  // What a step has once: weights that stay gathered, the sums of gradients that are completed at its end, and the
+  // update of the weights.
+  double gather_seconds = 0.0, reduction_seconds = 0.0, optimizer_seconds = 0.0;
+  double bubble_seconds = 0.0;
+
+  double once_seconds() const { return gather_seconds + reduction_seconds + optimizer_seconds; }
   /// Returns the seconds of all passes of that name, "forward", in all stages.
   double seconds_of(std::string_view pass) const;
 };
 
-/// Returns the operators of a step of `micro_batches` micro-batches. `dry_run` has those of one micro-batch
-/// (TrainingStep::dry_run). Gradients of weights are assigned by the first micro-batch, and added to by the others.
-std::vector<RecordedOperator> operators_of_step(const OperatorRecord& dry_run, std::int64_t micro_batches);
+struct StepForecast {
+  std::vector<RankForecast> ranks;  // of the pipeline
+  double passes_seconds = 0.0;      // from the first pass to the last one's end
+  double seconds = 0.0;             // of a step
+  std::size_t slowest = 0;          // the rank of the pipeline with the most work
+};
 
-/// Throws Error if the calibration lacks a class of operators that the step has.
-StepForecast forecast_step(const std::vector<RecordedOperator>& operators, const Calibration& calibration);
+/// Describes what the ranks of a pipeline do in a step.
+struct ForecastInput {
+  std::vector<const StepRecord*> dry_runs;  // by rank: TrainingStep::dry_run
+  PipelineSchedule schedule;
+  /// Weights are gathered once in a step, and not for every micro-batch (ModelOptions::keep_gathered).
+  bool gathers_once = false;
+};
+
+/// Predicts a step. Gradients of weights are assigned by the first micro-batch, and added to by the others. Throws
+/// Error if an operator's time is not known. `times` has an entry per rank.
+StepForecast forecast_step(const ForecastInput& input, std::span<const StepTimes> times);
+
+/// Returns a call of a dry run as it is in a step's micro-batches after the first one.
+RecordedOperator in_later_micro_batch(RecordedOperator call);
 
 }  // namespace tessera

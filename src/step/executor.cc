@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/runtime/operator_record.h"
+#include "tensor/step_record.h"
 
 namespace tessera {
 namespace {
@@ -94,6 +94,10 @@ Tensor Executor::boundary(Arena& arena, const Batch& batch) const {
   return arena.allocate({batch.num_tokens() / mesh_.degrees.tp, model_.config().dim}, model_.options().compute);
 }
 
+void Executor::record_message(int to, const Tensor& x_tD) {
+  if (0 <= to && to < schedule_.num_stages() && !is_local(to)) mesh_.pp.send(x_tD, rank_of(to), 0, {}).wait();
+}
+
 void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe,
                          Arena& arena) {
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
@@ -103,8 +107,10 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
   if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(arena, batch);
   name_pass(op, stage.stage, PipelinePass::Kind::kForward);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
+  if (op.measuring()) record_message(stage.stage + 1, saved.out_tD);
   name_pass(op, stage.stage, PipelinePass::Kind::kBackward);
   model_.backward(op, index_of(stage), batch, scale, saved, probe);
+  if (op.measuring()) record_message(stage.stage - 1, saved.d_tD);
   if (!saved.deferred) return;
   name_pass(op, stage.stage, PipelinePass::Kind::kBackwardWeight);
   model_.backward_weights(op, index_of(stage), batch, saved);
@@ -113,7 +119,9 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
 void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
   for (LocalStage& stage : stages_) {
     Arena arena(op.target());
+    mesh_.set_record(op.record);
     run_alone(op, stage, batch, probe, arena);
+    mesh_.set_record(nullptr);
     stage.slot_bytes = std::max(stage.slot_bytes, arena.peak());
     const ArenaScope scope(*op.arena);
     Context unrecorded = op;

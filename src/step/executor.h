@@ -72,6 +72,8 @@ class Executor {
   /// Runs all passes of a micro-batch in one stage. What it keeps goes to `arena`, which must be empty, or to op's
   /// arena without a pipeline.
   void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena);
+  /// Records the message that a pass sends to the stage with number `to`, if another rank has that stage.
+  void record_message(int to, const Tensor& x_tD);
   /// Takes a slot for a forward, if there is one, and starts to receive its input.
   void prepare(const PipelinePass& pass, const Batch& batch);
   void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,

@@ -17,10 +17,10 @@ void StepReduction::reduce(const Context& op, Model& model, Mirrored<double>& sq
   }
   constexpr const char *kSums = "losses and loads", *kNorm = "the gradient norm";
   // Every stage decides by the loss whether the step counts; only the last one has it.
-  if (op.cuda != nullptr) {
-    mesh_.tokens.all_reduce(own.all(Device::kCuda), kSums).wait();
-    mesh_.pp.all_reduce(own.losses(Device::kCuda), kSums).wait();
-    return mesh_.model.all_reduce(squares.tensor(Device::kCuda), kNorm).wait();
+  if (op.cuda != nullptr || op.measuring()) {
+    mesh_.tokens.all_reduce(own.all(op.device()), kSums).wait();
+    mesh_.pp.all_reduce(own.losses(op.device()), kSums).wait();
+    return mesh_.model.all_reduce(squares.tensor(op.device()), kNorm).wait();
   }
   own_is_finite_ = std::isfinite(squares.host()[0]) && std::isfinite(own.losses().main);
   // A norm is of one replica, and the loss of all: they have to agree on whether the step counts.

@@ -88,12 +88,19 @@ void TrainingStep::measure() {
   const Batch batch = make_batch();
   const Context op = context();
   SqnrProbe probe;
+  Parameters& parameters = model_.parameters();
   executor_.measure(op, batch, &probe);
+  parameters.finish_gradients();
+  parameters.forget_gathered();
   Context recorded = op;
-  recorded.record = &dry_run_.operators;
+  recorded.record = &dry_run_.record;
   executor_.measure(recorded, batch, nullptr);
+  mesh_->set_record(recorded.record);
+  dry_run_.record.set_pass("reduction");
+  parameters.finish_gradients();
   update_weights(recorded);
-  const Parameters& parameters = model_.parameters();
+  mesh_->set_record(nullptr);
+  parameters.forget_gathered();
   const std::size_t gradients = parameters.all_gradients().num_bytes();
   std::size_t optimizer_state = 0;
   for (std::size_t i = 0; i < parameters.optimizer_tensors().size(); ++i) {
@@ -355,10 +362,8 @@ void TrainingStep::update_weights(const Context& op) {
   if (op.record != nullptr) op.record->set_pass("optimizer");
   const Parameters& parameters = model_.parameters();
   optimizer_.measure_gradients(op, parameters);
-  if (!op.measuring()) {
-    if (mesh_->degrees.num_ranks() > 1) reduction_.reduce(op, model_, optimizer_.squares());
-    if (cuda_ != nullptr) cuda_->stream().wait(gpu_.state_read_done());
-  }
+  if (mesh_->degrees.num_ranks() > 1) reduction_.reduce(op, model_, optimizer_.squares());
+  if (cuda_ != nullptr && !op.measuring()) cuda_->stream().wait(gpu_.state_read_done());
   optimizer_.clip(op, model_.sums().main_loss(op.device()));
   model_.update_expert_biases(op, optimizer_.finite_1(op));
   optimizer_.update(op, parameters);

@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "config/job_config.h"
 #include "model/model.h"
-#include "ops/runtime/operator_record.h"
 #include "step/executor.h"
 #include "step/fault_injection.h"
 #include "step/gpu_steps.h"
@@ -19,6 +18,7 @@
 #include "step/optimizer.h"
 #include "step/site_probes.h"
 #include "step/step_reduction.h"
+#include "tensor/step_record.h"
 
 namespace tessera {
 
@@ -140,12 +140,13 @@ class TrainingStep {
   const Model& whole_model() const { return whole_; }
   Context context();
   void set_trace(TraceRecorder* trace) { observers_.trace = trace; }
-  /// Returns the operators of a step, which were recorded when it was measured: those of one micro-batch in every stage
-  /// of this rank, and those of the optimizer. The first write of a step to a gradient assigns; others accumulate.
-  const OperatorRecord& dry_run() const { return dry_run_.operators; }
+  /// Returns the operators and transfers of a step, which were recorded when it was measured: those of one micro-batch
+  /// in every stage of this rank, those that complete the gradients (pass "reduction"), and those of the optimizer. The
+  /// first write of a step to a gradient assigns; others accumulate.
+  const StepRecord& dry_run() const { return dry_run_.record; }
   /// Records the operators of the steps that follow, with their times on a CPU, or no longer if it is null. Not for
   /// steps that a GPU makes from a recorded graph.
-  void set_record(OperatorRecord* record) { observers_.record = record; }
+  void set_record(StepRecord* record) { observers_.record = record; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -207,11 +208,11 @@ class TrainingStep {
   /// What is known of a step before it runs.
   struct DryRun {
     MemoryPlan memory;
-    OperatorRecord operators;
+    StepRecord record;
   };
   struct Observers {
     TraceRecorder* trace = nullptr;
-    OperatorRecord* record = nullptr;
+    StepRecord* record = nullptr;
   };
 
   const JobConfig& config_;

@@ -136,7 +136,7 @@ TEST_F(Cli, BenchTablesNeedAGpu) {
   }
 }
 
-#ifdef TESSERA_HAS_CUDA
+#ifdef OLD_LIBRARIES  // a build with CUDA
 TEST_F(Cli, ADriverThatIsTooOldIsToldOf) {
   const std::string old_driver = std::string("LD_LIBRARY_PATH=") + OLD_LIBRARIES + "/old_driver";
   const auto with_it = [&](const std::vector<std::string>& arguments) {
@@ -191,17 +191,33 @@ TEST_F(Cli, PlanSaysWhereMemoryGoes) {
   EXPECT_THAT(with(copies).output, HasSubstr("Copies in memory (checkpoint.memory_interval) take"));
 }
 
-TEST_F(Cli, PlanTimeNeedsACalibrationAndPredictsOneRankOnACpu) {
-  const auto time = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), {"plan", "time", "--calibration=none.json", "--model.args.n_layers=4"});
+TEST_F(Cli, PlanTimeNeedsRates) {
+  const auto time = [&](std::vector<std::string> more, int status = 2) {
+    more.insert(more.begin(), {"plan", "time", "--model.args.n_layers=4"});
     const Finished finished = run(more);
-    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_EQ(finished.status, status) << finished.output;
     return finished.output;
   };
-  EXPECT_THAT(time({}), HasSubstr("there is no 'none.json'; `tessera bench calibrate --out none.json`"));
-  EXPECT_THAT(time({"--device=cuda"}), HasSubstr("predicts steps on CPUs only"));
-  EXPECT_THAT(time({"--parallelism.expert_parallel_degree=8"}),
+  const std::string none = "--calibration=none.json", cluster = std::string("--cluster=") + CLUSTERS + "/h200.toml";
+  EXPECT_THAT(time({none}), HasSubstr("there is no 'none.json'; `tessera bench calibrate --out none.json`"));
+  EXPECT_THAT(time({none, "--device=cuda"}), HasSubstr("--calibration is for steps of one rank on a CPU"));
+  EXPECT_THAT(time({none, "--ranks=2"}), HasSubstr("--calibration is for steps of one rank on a CPU"));
+  EXPECT_THAT(time({none, "--parallelism.expert_parallel_degree=8"}),
               HasSubstr("parallelism.expert_parallel_degree is 8, which does not divide"));
+  EXPECT_THAT(time({}), HasSubstr("give one of --calibration"));
+  EXPECT_THAT(time({none, cluster}), HasSubstr("give one of --calibration"));
+  if (!cuda::is_built()) {
+    EXPECT_THAT(time({cluster}), HasSubstr(cuda::why_unavailable()));
+    return;
+  }
+  EXPECT_THAT(time({"--cluster=none.toml"}), HasSubstr("none.toml"));
+  EXPECT_THAT(time({cluster, "--routing=random"}), HasSubstr("no routing 'random'"));
+  const std::string planned =
+      time({cluster, "--ranks=16", "--parallelism.expert_parallel_degree=8", "--tokens=1e12"}, 0);
+  for (const char* part : {"16 x H200", "all_gather ep_shard", "combine ep", "tokens/s per GPU", "days"}) {
+    EXPECT_THAT(planned, HasSubstr(part));
+  }
+  EXPECT_THAT(time({cluster, "--json"}, 0), HasSubstr("\"dollars_per_1e9_tokens\""));
 }
 
 TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
@@ -234,10 +250,9 @@ TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
     EXPECT_EQ(refused.status, 2) << refused.output;
     EXPECT_THAT(refused.output, HasSubstr("parallelism.expert_parallel_degree is 8, which does not divide"));
   }
-#ifdef TESSERA_HAS_CUDA
-  EXPECT_THAT(plan({"--ranks=8", "--device=cuda", experts, "--parallelism.expert_parallel_comm_backend=direct"}).output,
-              HasSubstr("NCCL"));
-#endif
+  const Finished for_gpus =
+      plan({"--ranks=8", "--device=cuda", experts, "--parallelism.expert_parallel_comm_backend=direct"});
+  EXPECT_THAT(for_gpus.output, HasSubstr(cuda::is_built() ? "NCCL" : cuda::why_unavailable()));
 }
 
 TEST_F(Cli, PlanDrawsASchedule) {

@@ -11,10 +11,10 @@
 #include <set>
 #include <variant>
 
+#include "device/cuda.h"
 #include "ep/backends/local_dispatcher.h"
 #include "model/moe.h"
 #include "ops/quantize/quantize.h"
-#include "ops/runtime/backends.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {
@@ -105,7 +105,7 @@ class LowPrecision : public TypedOperatorTest {
 // orientations, with lines filled up to 64 numbers. For wide blocks, and where layers compute in float32, elements and
 // scales are kept in both orientations.
 TEST(QuantizedWeightsOnGpu, BytesAreThoseOfTheForms) {
-  if (!kHasCuda) GTEST_SKIP() << "built without CUDA";
+  if (!cuda::is_built()) GTEST_SKIP() << "built without CUDA";
   Arena arena(Device::kCuda);
   const Context op{.arena = &arena};
   const auto bytes = [&](DType compute, const mx::Format& format) {

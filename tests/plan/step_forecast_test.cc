@@ -39,7 +39,7 @@ std::vector<RecordedOperator> operators_of_run(const JobConfig& config) {
   std::vector<Batch> batches;
   for (int i = 0; i < 2; ++i) batches.push_back(step.make_batch());
   RandomTokens tokens(config, 0);
-  OperatorRecord record;
+  StepRecord record;
   step.set_record(&record);
   for (int i = 1; i <= 2; ++i) {
     for (Batch& batch : batches) batch.fill(tokens.next());
@@ -47,6 +47,31 @@ std::vector<RecordedOperator> operators_of_run(const JobConfig& config) {
     step.run(i, batches);
   }
   return record.operators();
+}
+
+/// Returns the operators of a step of two micro-batches, from the record of its dry run.
+std::vector<RecordedOperator> operators_of_plan(const JobConfig& config) {
+  const TrainingStep step(config);
+  const std::vector<RecordedOperator>& recorded = step.dry_run().operators();
+  std::vector<RecordedOperator> result;
+  for (int i = 0; i < 2; ++i) {
+    for (const RecordedOperator& call : recorded) {
+      if (call.pass != "optimizer") result.push_back(i == 0 ? call : in_later_micro_batch(call));
+    }
+  }
+  std::ranges::copy_if(recorded, std::back_inserter(result),
+                       [](const RecordedOperator& call) { return call.pass == "optimizer"; });
+  return result;
+}
+
+/// Predicts the step of two micro-batches.
+StepForecast forecast_with(const JobConfig& config, const Calibration& calibration) {
+  const TrainingStep step(config);
+  const StepTimes times{.of_operator = [&](const RecordedOperator& call) { return calibration.time_of(call); },
+                        .of_transfer = {},
+                        .seconds_per_operator = calibration.seconds_per_operator};
+  return forecast_step({.dry_runs = {&step.dry_run()}, .schedule = config.pipeline_schedule({.dp_shard = 1})},
+                       std::span(&times, 1));
 }
 
 std::string described(const RecordedOperator& call) {
@@ -61,7 +86,7 @@ TEST(StepForecast, ADryRunHasTheOperatorsOfARun) {
     const JobConfig config = small_config(overrides);
     std::vector<RecordedOperator> run = operators_of_run(config);
     std::erase_if(run, [](const RecordedOperator& call) { return call.pass.empty() || call.name == "set_zero"; });
-    std::vector<RecordedOperator> planned = operators_of_step(TrainingStep(config).dry_run(), 2);
+    std::vector<RecordedOperator> planned = operators_of_plan(config);
     std::erase_if(planned, [](const RecordedOperator& call) { return call.name == "set_zero"; });
     for (std::size_t i = 0; i < std::min(run.size(), planned.size()); ++i) {
       ASSERT_TRUE(run[i].is_same_call(planned[i])) << described(run[i]) << "\n" << described(planned[i]);
@@ -102,28 +127,29 @@ Calibration all_classes_at(const std::vector<RecordedOperator>& operators, doubl
 
 TEST(StepForecast, AStepIsTheSumOfItsOperators) {
   const JobConfig config = small_config({});
-  const std::vector<RecordedOperator> operators = operators_of_step(TrainingStep(config).dry_run(), 2);
+  const std::vector<RecordedOperator> operators = operators_of_plan(config);
   Calibration calibration = all_classes_at(operators, 1e-3);
   calibration.seconds_per_operator = 1e-4;
-  const StepForecast forecast = forecast_step(operators, calibration);
+  const StepForecast forecast = forecast_with(config, calibration);
+  const RankForecast& rank = forecast.ranks.front();
   const auto count = static_cast<double>(operators.size());
   EXPECT_NEAR(forecast.seconds, 1.1e-3 * count, 1e-9);
-  double sum = forecast.host_seconds;
-  for (const ForecastLine& line : forecast.lines) sum += line.seconds;
+  double sum = rank.host_seconds;
+  for (const ForecastLine& line : rank.lines) sum += line.seconds;
   EXPECT_NEAR(sum, forecast.seconds, 1e-9);
-  EXPECT_NEAR(forecast.seconds_of("forward") + forecast.seconds_of("backward") + forecast.seconds_of("optimizer"),
-              1e-3 * count, 1e-9);
+  EXPECT_NEAR(rank.seconds_of("forward") + rank.seconds_of("backward") + rank.seconds_of("optimizer"), 1e-3 * count,
+              1e-9);
 }
 
 TEST(StepForecast, AFasterOperatorNeverMakesAStepLonger) {
   const JobConfig config = small_config(kMxfp8);
-  const std::vector<RecordedOperator> operators = operators_of_step(TrainingStep(config).dry_run(), 2);
+  const std::vector<RecordedOperator> operators = operators_of_plan(config);
   const Calibration calibration = all_classes_at(operators, 1e-3);
-  const double before = forecast_step(operators, calibration).seconds;
+  const double before = forecast_with(config, calibration).seconds;
   for (const auto& [name, rate] : calibration.operators) {
     Calibration faster = calibration;
     faster.operators[name].seconds_per[OperatorWork::kCalls] = 0.5e-3;
-    EXPECT_LT(forecast_step(operators, faster).seconds, before) << name;
+    EXPECT_LT(forecast_with(config, faster).seconds, before) << name;
   }
 }
 
@@ -131,7 +157,7 @@ TEST(StepForecast, AFasterOperatorNeverMakesAStepLonger) {
 TEST(StepForecast, TheCalibrationHasTheOperatorsOfAllWaysToTrain) {
   std::set<std::string> measured;
   for (const JobConfig& config : calibration_models()) {
-    for (const RecordedOperator& call : operators_of_step(TrainingStep(config).dry_run(), 2)) {
+    for (const RecordedOperator& call : operators_of_plan(config)) {
       measured.insert(class_of(call));
     }
   }
@@ -160,7 +186,7 @@ TEST(StepForecast, TheCalibrationHasTheOperatorsOfAllWaysToTrain) {
       std::vector<std::string> overrides = precision;
       overrides.insert(overrides.end(), model.begin(), model.end());
       const JobConfig config = small_config(overrides);
-      for (const RecordedOperator& call : operators_of_step(TrainingStep(config).dry_run(), 2)) {
+      for (const RecordedOperator& call : operators_of_plan(config)) {
         EXPECT_TRUE(measured.contains(class_of(call)))
             << (model.empty() ? "" : model.front()) << " " << (precision.empty() ? "" : precision.back()) << ": "
             << class_of(call);
@@ -171,12 +197,12 @@ TEST(StepForecast, TheCalibrationHasTheOperatorsOfAllWaysToTrain) {
 
 TEST(StepForecast, AClassThatWasNotMeasuredIsNamed) {
   const JobConfig config = small_config({});
-  const std::vector<RecordedOperator> operators = operators_of_step(TrainingStep(config).dry_run(), 1);
+  const std::vector<RecordedOperator> operators = operators_of_plan(config);
   Calibration calibration = all_classes_at(operators, 1e-3);
   calibration.path = "here.json";
   const std::string missing = class_of(operators.back());
   calibration.operators.erase(missing);
-  expect_error([&] { forecast_step(operators, calibration); }, {"here.json", missing});
+  expect_error([&] { forecast_with(config, calibration); }, {"here.json", missing});
 }
 
 }  // namespace

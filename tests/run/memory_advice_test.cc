@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "device/cuda.h"
 #include "run/record/metrics.h"
 #include "tests/step/mesh_training.h"
 
@@ -158,9 +159,9 @@ TEST_F(MemoryAdvice, AStepOfAPlannedMeshDoesNotRun) {
   EXPECT_THROW(mesh->tokens.all_reduce(std::span(&number, 1), "a number"), InternalError);
 }
 
-#ifdef TESSERA_HAS_CUDA
 // A GPU's windows differ from a CPU's. The plan does not need a GPU.
 TEST_F(MemoryAdvice, OfGpusThatAreNotThere) {
+  if (!cuda::is_built()) GTEST_SKIP() << cuda::why_unavailable();
   const JobConfig given = parse_job_config(
       kSmallModel, {"--training.seq_len=64", "--training.local_batch_size=4", "--parallelism.expert_parallel_degree=8",
                     "--parallelism.expert_parallel_comm_backend=direct"});
@@ -181,7 +182,6 @@ TEST_F(MemoryAdvice, OfGpusThatAreNotThere) {
             2 * 2 * kAlignment + kAlignment + 2 * many * 4 + 2 * many * 3 * 8 + 2 * rows * row + 2 * many * row +
                 many * 3 * 4);
 }
-#endif
 
 }  // namespace
 }  // namespace tessera::mesh_test

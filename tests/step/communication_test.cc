@@ -1,4 +1,5 @@
-// Compares the bytes that every rank sends in a step, group by group, with the formulas of docs/parallelism.md.
+// Compares the bytes that every rank sends in a step, group by group, with the formulas of docs/parallelism.md, and
+// with the record of the step's dry run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -232,6 +233,35 @@ class Formulas {
   Bytes bytes_;
 };
 
+/// Returns the bytes that a rank sends in a transfer that was recorded.
+std::int64_t sent_bytes(const RecordedTransfer& transfer) {
+  const auto bytes = static_cast<std::int64_t>(transfer.bytes), ranks = std::int64_t{transfer.num_ranks};
+  if (transfer.kind == "all_gather" || transfer.kind == "reduce_scatter") return bytes / ranks * (ranks - 1);
+  if (transfer.kind == "all_reduce") return bytes * (ranks - 1);  // of few numbers
+  EXPECT_EQ(transfer.kind, "send");
+  return bytes;
+}
+
+/// Checks the groups whose transfers the dry run of a micro-batch records as such. Dispatchers' calls are recorded in
+/// tokens, and sums of a step's numbers have other types on a CPU.
+void expect_recorded(const StepRecord& record, const Mesh& mesh, Bytes expected, std::int64_t micro_batches) {
+  const std::pair<const char*, const ProcessGroup*> groups[] = {{"tp", &mesh.tp},
+                                                                {"sequence", &mesh.sequence},
+                                                                {"shard_of_cut", &mesh.shard_of_cut},
+                                                                {"shard_of_whole", &mesh.shard_of_whole},
+                                                                {"shard_of_experts", &mesh.shard_of_experts}};
+  std::map<std::string, std::int64_t> recorded;  // by axis
+  for (const RecordedTransfer& transfer : record.transfers()) {
+    EXPECT_LE(transfer.begin, transfer.end);
+    if (transfer.choices.num_experts == 0 && transfer.kind != "receive" && transfer.pass != "optimizer") {
+      recorded[transfer.axis] += sent_bytes(transfer);
+    }
+  }
+  EXPECT_EQ(recorded["pp"] > 0, mesh.degrees.pp > 1);
+  if (micro_batches > 1) return;  // weights may stay gathered from one to the next
+  for (const auto& [name, group] : groups) EXPECT_EQ(recorded[group->axis()], expected[name]) << name;
+}
+
 class Communication : public ::testing::TestWithParam<StepCase> {};
 
 TEST_P(Communication, IsWhatTheFormulasSay) {
@@ -278,6 +308,7 @@ TEST_P(Communication, IsWhatTheFormulasSay) {
     for (const auto& [name, counter] : counters) before[name] = counter ? counter->load() : 0;
     step.run(1, batches);
     Bytes expected = Formulas(config, *mesh, step.model().parameters(), step_case.micro_batches).bytes();
+    expect_recorded(step.dry_run(), *mesh, expected, step_case.micro_batches);
     for (const auto& [name, counter] : counters) {
       EXPECT_EQ((counter ? counter->load() : 0) - before[name], expected[name])
           << "group " << name << " on rank " << world.rank();

@@ -15,6 +15,7 @@ void order(const Context& first, const Context& second) {
 SideStream::SideStream(const Context& op, int num_sms) : main_(op), side_(op) {
   if (num_sms == 0 || op.target() != Device::kCuda) return;
   hold_.emplace(*op.arena);
+  side_.is_beside = true;
   if (op.measuring()) return;
   side_.cuda = &op.cuda->beside(num_sms);
   order(main_, side_);

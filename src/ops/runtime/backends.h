@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "ops/runtime/context.h"
-#include "ops/runtime/operator_record.h"
+#include "tensor/step_record.h"
 
 /// Declares cpu::operation and cuda::operation with the type of tessera::operation.
 #define TESSERA_BACKENDS(operation)         \
@@ -27,6 +27,7 @@
 
 namespace tessera {
 
+// Libraries with sources for GPUs are compiled with this definition.
 #ifdef TESSERA_HAS_CUDA
 inline constexpr bool kHasCuda = true;
 #else
@@ -54,14 +55,17 @@ void for_each_tensor(const Operand& x, const See& see) {
   }
 }
 
-/// Records a call in the context's OperatorRecord, if there is one, from its construction to its destruction.
+/// Records a call in the context's StepRecord, if there is one, from its construction to its destruction.
 class RecordedCall {
  public:
   template <typename... Operands>
   RecordedCall(const Context& op, const char* name, const Operands&... operands)
       : record_(op.record), is_timed_(!op.measuring() && op.target() == Device::kCpu) {
     if (record_ == nullptr) return;
-    if (RecordedOperator* call = record_->begin(name)) (note(operands, *call), ...);
+    RecordedOperator* call = record_->begin(name);
+    if (call == nullptr) return;
+    call->is_beside = op.is_beside;
+    (note(operands, *call), ...);
   }
   ~RecordedCall() {
     if (record_ != nullptr) record_->end(is_timed_);
@@ -71,7 +75,7 @@ class RecordedCall {
 
  private:
   template <typename Operand>
-  static void note(const Operand& x, RecordedOperator& call) {
+  void note(const Operand& x, RecordedOperator& call) const {
     if constexpr (std::is_same_v<Operand, Write>) {
       call.accumulates |= x == Write::kAccumulate;
     } else if constexpr (std::is_same_v<Operand, bool>) {
@@ -79,11 +83,11 @@ class RecordedCall {
     } else if constexpr (requires { x.queries_per_seq(); }) {
       call.sequence = x.seq_len;
     } else {
-      for_each_tensor(x, [&](const Tensor& tensor) { call.operands.push_back({tensor.shape(), tensor.dtype()}); });
+      for_each_tensor(x, [&](const Tensor& tensor) { record_->add_operand(call, tensor); });
     }
   }
 
-  OperatorRecord* record_;
+  StepRecord* record_;
   bool is_timed_;
 };
 

@@ -9,7 +9,7 @@ namespace tessera {
 namespace cuda {
 class Runtime;
 }
-class OperatorRecord;
+class StepRecord;
 
 struct Context {
   /// Arena for scratch and for the step's activations. Its target decides on which device operators run.
@@ -19,8 +19,10 @@ struct Context {
   cuda::Runtime* cuda = nullptr;
   /// Recorder to which layers and the costly operators add their times. It may be null.
   TraceRecorder* trace = nullptr;
-  /// Record of the operators that are called (ops/runtime/operator_record.h). It may be null.
-  OperatorRecord* record = nullptr;
+  /// Record of the operators and transfers of a step (tensor/step_record.h). It may be null.
+  StepRecord* record = nullptr;
+  /// Says that operators run beside others, on a stream of their own (ops/kit/side_stream.h).
+  bool is_beside = false;
 
   /// Returns the device of the step's tensors: kMeta when measuring.
   Device device() const { return arena->device(); }

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Compares steps on GPUs that were measured with what the planner predicts for them. Needs no GPU.
+
+    bench/forecast_gpu.py --tessera PROGRAM [--clusters clusters]
+
+PROGRAM must be built with CUDA. Rows are those of docs/results.md and docs/performance.md that have a command, and
+published figures of other engines whose settings are known. Only rows that are said to calibrate had a part in the
+rates of clusters/h200.toml. Prints a table, and fails if a row with a bound misses it.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from gpu import FP8_BLOCKWISE, MXFP8, OUTPUT
+
+FORCED = ["--debug.moe_force_load_balance=true", "--parallelism.expert_parallel_capacity_factor=1.05"]
+CUT = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192", "--training.local_batch_size=2",
+       *FORCED]
+WHOLE = ["--model.flavor=16B", "--training.seq_len=8192", "--training.local_batch_size=2", *FORCED]
+ON_TWO = ["configs/16b-2gpu.toml", *FORCED]
+PIPELINE = ["--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=1",
+            "--training.global_batch_size=16", "--parallelism.pipeline_parallel_microbatch_size=1"]
+MXFP8_ROWS = ["--parallelism.expert_parallel_a2a_dispatch_fwd_precision=mxfp8"]
+LAYER = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096",
+         "--training.local_batch_size=2", "--model.args.num_experts=64", *FORCED]
+
+
+def experts(ranks, backend, domain=None):
+    return [f"--parallelism.expert_parallel_degree={ranks}", f"--parallelism.expert_parallel_comm_backend={backend}",
+            *([f"--parallelism.expert_parallel_ranks_per_domain={domain}"] if domain else [])]
+
+
+def mode(name, batch):
+    return [f"--activation_checkpoint.mode={name}", f"--training.local_batch_size={batch}"]
+
+
+# Name, cluster, GPUs, arguments, measured tokens/s per GPU, and whether the row calibrates rates.
+ROWS = [
+    ("8 layers, bf16", "h200", 1, CUT, 69723, True),
+    ("8 layers, fp8_blockwise", "h200", 1, CUT + FP8_BLOCKWISE, 75467, True),
+    ("8 layers, fp8_blockwise, output", "h200", 1, CUT + FP8_BLOCKWISE + [OUTPUT], 79252, False),
+    ("8 layers, mxfp8", "h200", 1, CUT + MXFP8, 74893, True),
+    ("8 layers, mxfp8, output", "h200", 1, CUT + MXFP8 + [OUTPUT], 78531, False),
+    ("8 layers, FSDP only", "h200", 2, CUT, 61887, True),
+    ("8 layers, FSDP only", "h200", 4, CUT, 59430, False),
+    ("8 layers, direct", "h200", 2, CUT + experts(2, "direct"), 71153, True),
+    ("8 layers, direct, mxfp8", "h200", 2, CUT + experts(2, "direct") + MXFP8, 76340, False),
+    ("8 layers, direct", "h200", 4, CUT + experts(4, "direct"), 71823, False),
+    ("8 layers, 1F1B", "h200", 2, CUT + PIPELINE, 68336, False),
+    ("16B, standard", "h200", 4, WHOLE + experts(4, "standard"), 22275, False),
+    ("16B, direct", "h200", 4, WHOLE + experts(4, "direct"), 24604, False),
+    ("16B, direct, mxfp8", "h200", 4, WHOLE + experts(4, "direct") + MXFP8, 27896, False),
+    ("16B, standard, none", "h200", 2, ON_TWO + mode("none", 1) + experts(2, "standard"), 19244, False),
+    ("16B, direct, none", "h200", 2, ON_TWO + mode("none", 1), 20778, False),
+    ("16B, standard, mxfp8, full", "h200", 2, ON_TWO + mode("full", 2) + experts(2, "standard") + MXFP8, 20331, False),
+    ("16B, direct, mxfp8, full", "h200", 2, ON_TWO + mode("full", 2) + MXFP8 + MXFP8_ROWS, 22359, False),
+]
+# Name, GPUs, arguments, measured milliseconds of a layer: half of the difference of steps with three and with one.
+LAYERS = [
+    (f"671B layer, {backend}, {name}", 2, LAYER + experts(2, backend) + recipe, ms)
+    for backend, name, recipe, ms in (
+        ("standard", "bf16", [], 84.1), ("direct", "bf16", [], 79.3), ("standard", "fp8_blockwise", FP8_BLOCKWISE, 73.6),
+        ("direct", "fp8_blockwise", FP8_BLOCKWISE, 68.1), ("standard", "mxfp8", MXFP8, 73.3),
+        ("direct", "mxfp8", MXFP8, 68.4))
+]
+MEAN, MOST = 0.03, 0.08
+
+
+def predict(program, clusters, cluster, ranks, arguments):
+    """Returns the planner's answer."""
+    configs = [one for one in arguments if not one.startswith("--")]
+    options = [one for one in arguments if one.startswith("--")]
+    command = [program, "plan", "time", *configs, "--cluster", clusters / f"{cluster}.toml", "--ranks", str(ranks),
+               "--json", *options]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"forecast_gpu: {' '.join(map(str, command))}: {done.stderr or done.stdout}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tessera", required=True)
+    parser.add_argument("--clusters", type=pathlib.Path, default=pathlib.Path(__file__).parents[1] / "clusters")
+    args = parser.parse_args()
+    errors = []
+
+    def show(name, ranks, unit, measured, predicted, calibrates):
+        error = predicted / measured - 1.0
+        if not calibrates:
+            errors.append(abs(error))
+        print(f"| {name} | {ranks} | {measured:,.{unit}f} | {predicted:,.{unit}f} | {100 * error:+.1f} | "
+              f"{'calibrates' if calibrates else ''} |", flush=True)
+
+    print("| run | GPUs | measured | predicted | error, % | |\n| --- | --- | --- | --- | --- | --- |")
+    for name, cluster, ranks, arguments, measured, calibrates in ROWS:
+        answer = predict(args.tessera, args.clusters, cluster, ranks, arguments)
+        show(name, ranks, 0, measured, answer["tokens_per_s_per_gpu"], calibrates)
+    for name, ranks, arguments, measured in LAYERS:
+        three, one = (predict(args.tessera, args.clusters, "h200", ranks,
+                              [*arguments, f"--model.args.n_layers={depth}"])["step_ms"] for depth in (3, 1))
+        show(name + ", ms", ranks, 1, measured, 0.5 * (three - one), False)
+    mean, most = statistics.mean(errors), max(errors)
+    print(f"\nrows that validate: mean error {100 * mean:.1f} % (must {100 * MEAN:g}), largest {100 * most:.1f} % "
+          f"(must {100 * MOST:g})")
+    sys.exit(mean > MEAN or most > MOST)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+#include "plan/cluster.h"
+
+#include <fnmatch.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace tessera {
+namespace {
+
+/// Reads a table of a file. Errors name the file and the key.
+class Reader {
+ public:
+  Reader(const toml::table& table, std::string where) : table_(table), where_(std::move(where)) {}
+
+  double number(const char* key, double least = 0.0) {
+    const std::optional<double> value = known(key).value<double>();
+    require(value.has_value() && std::isfinite(*value) && *value >= least, "{}.{} must be a number of at least {:g}",
+            where_, key, least);
+    return *value;
+  }
+  double number_or(const char* key, double otherwise) { return table_.contains(key) ? number(key) : otherwise; }
+  bool flag_or(const char* key, bool otherwise) {
+    if (!table_.contains(key)) return otherwise;
+    const std::optional<bool> value = known(key).value<bool>();
+    require(value.has_value(), "{}.{} must be true or false", where_, key);
+    return *value;
+  }
+  int count(const char* key) {
+    const double value = number(key, 1.0);
+    require(value == std::floor(value) && value <= 1e6, "{}.{} must be a whole number, and is {:g}", where_, key,
+            value);
+    return static_cast<int>(value);
+  }
+  std::string text(const char* key) {
+    const std::optional<std::string> value = known(key).value<std::string>();
+    require(value.has_value() && !value->empty(), "{}.{} must be a text", where_, key);
+    return *value;
+  }
+  std::vector<std::string> texts(const char* key) {
+    std::vector<std::string> result;
+    const toml::array* array = known(key).as_array();
+    require(array != nullptr && !array->empty(), "{}.{} must be an array of texts", where_, key);
+    for (const toml::node& node : *array) {
+      const std::optional<std::string> value = node.value<std::string>();
+      require(value.has_value(), "{}.{} must be an array of texts", where_, key);
+      result.push_back(*value);
+    }
+    return result;
+  }
+  bool has(const char* key) const { return table_.contains(key); }
+  Reader table(const char* key) {
+    const toml::table* table = known(key).as_table();
+    require(table != nullptr, "{}.{} must be a table", where_, key);
+    return {*table, where_ + "." + key};
+  }
+  template <typename Each>
+  void each_table(const char* key, const Each& each) {
+    const toml::array* array = known(key).as_array();
+    require(array != nullptr && !array->empty(), "{}.{} must be an array of tables: [[{}]]", where_, key, key);
+    std::size_t idx = 0;
+    for (const toml::node& node : *array) {
+      require(node.is_table(), "{}.{} must be an array of tables: [[{}]]", where_, key, key);
+      each(Reader(*node.as_table(), fmt::format("{}.{}[{}]", where_, key, idx++)));
+    }
+  }
+  /// Throws Error if the table has a key that was not asked for.
+  void require_all_known() const {
+    for (const auto& [key, value] : table_) {
+      require(known_.contains(std::string(key.str())), "{}.{}: no such key", where_, key.str());
+    }
+  }
+
+ private:
+  toml::node_view<const toml::node> known(const char* key) {
+    known_.insert(key);
+    return table_[key];
+  }
+
+  const toml::table& table_;
+  std::string where_;
+  std::set<std::string> known_;
+};
+
+constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
+
+Cluster::Link read_link(Reader reader) {
+  Cluster::Link link{.bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3), .source = reader.text("source")};
+  reader.require_all_known();
+  return link;
+}
+
+OperatorRule read_rule(Reader reader) {
+  OperatorRule rule;
+  rule.operators = reader.texts("names");
+  rule.source = reader.text("source");
+  if (reader.has("type")) rule.type = reader.text("type");
+  rule.adds = reader.flag_or("adds", false);
+  rule.flop_per_second = kTera * reader.number_or("tflop_per_s", 0.0);
+  rule.half_contraction = reader.number_or("half_contraction", 0.0);
+  rule.bytes_per_second = kGiga * reader.number_or("gb_per_s", 0.0);
+  rule.seconds_per_call = kMicro * reader.number_or("microseconds", 0.0);
+  reader.require_all_known();
+  return rule;
+}
+
+Cluster read(const std::filesystem::path& path, bool may_refer);
+
+/// Returns the rules of another file in the same folder, with rates that are `flop` and `bytes` times as high.
+std::vector<OperatorRule> scaled_rules(Reader reader, const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / reader.text("file");
+  std::vector<OperatorRule> rules = read(path, false).rules;
+  const double flop = reader.number("flop", 1e-6), bytes = reader.number("bytes", 1e-6);
+  const std::string source = reader.text("source");
+  reader.require_all_known();
+  for (OperatorRule& rule : rules) {
+    rule.flop_per_second *= flop;
+    rule.bytes_per_second *= bytes;
+    rule.source = fmt::format("{:g} (flop) and {:g} (bytes) times those of {}: {}; there: {}", flop, bytes,
+                              path.filename().string(), source, rule.source);
+  }
+  return rules;
+}
+
+/// `may_refer`: its operators may be those of another file.
+Cluster read(const std::filesystem::path& path, bool may_refer) {
+  toml::table table;
+  try {
+    table = toml::parse(read_text_file(path), path.string());
+  } catch (const toml::parse_error& error) {
+    fail("'{}', line {}: {}", path.string(), error.source().begin.line, error.description());
+  }
+  Reader reader(table, fmt::format("'{}', $", path.string()));
+  Cluster cluster;
+  cluster.path = path;
+  cluster.name = reader.text("name");
+  cluster.peak_flop_per_second = kTera * reader.number("peak_tflop_per_s", 1e-3);
+  cluster.memory_bytes = static_cast<double>(1ULL << 30) * reader.number("memory_gib", 1e-3);
+  cluster.num_sms = reader.count("sms");
+  cluster.gpus_per_domain = reader.count("gpus_per_domain");
+  cluster.dollars_per_gpu_hour = reader.number("dollars_per_gpu_hour");
+  cluster.seconds_per_transfer = kMicro * reader.number("microseconds_per_transfer");
+  cluster.seconds_per_dispatch = kMicro * reader.number("microseconds_per_dispatch");
+  cluster.sm_bytes_per_second = kGiga * reader.number("gb_per_s_per_sm", 1e-3);
+  cluster.overlap_cost = reader.number("overlap_cost");
+  cluster.straggler = reader.number("straggler");
+  cluster.source = reader.text("source");
+  cluster.domain = read_link(reader.table("domain"));
+  cluster.network = read_link(reader.table("network"));
+  if (reader.has("operators_of")) {
+    require(may_refer, "'{}' has no operators of its own: name the file that has them", path.string());
+    cluster.rules = scaled_rules(reader.table("operators_of"), path.parent_path());
+  } else {
+    reader.each_table("operator", [&](const Reader& rule) { cluster.rules.push_back(read_rule(rule)); });
+  }
+  reader.require_all_known();
+  return cluster;
+}
+
+}  // namespace
+
+bool OperatorRule::is_for(const RecordedOperator& call) const {
+  if (adds && !call.accumulates) return false;
+  if (!type.empty() && (call.operands.empty() || type != name_of(call.operands.front().dtype))) return false;
+  return std::ranges::any_of(operators,
+                             [&](const std::string& name) { return fnmatch(name.c_str(), call.name.c_str(), 0) == 0; });
+}
+
+double OperatorRule::seconds(const RecordedOperator& call) const {
+  const OperatorWork work = work_of(call);
+  double sum = seconds_per_call;
+  if (flop_per_second > 0.0) {
+    const double flop = work[OperatorWork::kFlop], contraction = contraction_of(call);
+    sum += flop / flop_per_second * (contraction > 0.0 ? 1.0 + half_contraction / contraction : 1.0);
+  }
+  const double bytes = flop_per_second > 0.0 ? work[OperatorWork::kOtherBytes] : work.bytes();
+  if (bytes_per_second > 0.0) sum += bytes / bytes_per_second;
+  return sum;
+}
+
+OperatorTime Cluster::time_of(const RecordedOperator& call) const {
+  const auto rule = std::ranges::find_if(rules, [&](const OperatorRule& one) { return one.is_for(call); });
+  require(rule != rules.end(),
+          "'{}' has no rate for '{}': add an [[operator]] for it; `tessera bench calibrate` measures operators",
+          path.string(), class_of(call));
+  return {.seconds = rule->seconds(call)};
+}
+
+double Cluster::slowest_of(std::int64_t num_ranks) const {
+  return 1.0 + 0.87 * straggler * std::sqrt(2.0 * std::log(static_cast<double>(num_ranks)));
+}
+
+Cluster read_cluster(const std::filesystem::path& path) { return read(path, true); }
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+// A kind of cluster as data: how fast its GPUs execute operators and move bytes, how they are connected, and what they
+// cost. docs/planner.md describes the files in clusters/.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "plan/calibration.h"
+
+namespace tessera {
+
+/// Says how long calls of some operators take. A call takes seconds_per_call, the time of its flop, and that of its
+/// bytes. The bytes of a product are those of its output, because a rate of its flop covers the operands. A rate of 0
+/// means that this amount takes no time.
+struct OperatorRule {
+  std::vector<std::string> operators;  // names, in which * stands for any text
+  std::string type;                    // of the first operand ("bfloat16"); empty: any
+  bool adds = false;                   // only for calls that add to their output
+  double flop_per_second = 0.0;        // of a product whose contraction is long
+  double half_contraction = 0.0;       // the contraction of K numbers has the rate flop_per_second · K / (K + this)
+  double bytes_per_second = 0.0;
+  double seconds_per_call = 0.0;
+  std::string source;
+
+  bool is_for(const RecordedOperator& call) const;
+  double seconds(const RecordedOperator& call) const;
+};
+
+struct Cluster {
+  /// Describes the links between GPUs.
+  struct Link {
+    double bytes_per_second = 0.0;  // per GPU and direction, as reached
+    std::string source;
+  };
+
+  std::string name;
+  int gpus_per_domain = 1;    // GPUs that NVLink connects
+  Link domain, network;       // between GPUs of a domain, and of different ones
+  double memory_bytes = 0.0;  // of a GPU
+  double dollars_per_gpu_hour = 0.0;
+  double peak_flop_per_second = 0.0;  // dense bfloat16, for MFU
+  int num_sms = 0;
+  double seconds_per_transfer = 0.0;  // of a collective, besides its bytes
+  double seconds_per_dispatch = 0.0;  // of a dispatcher's call, besides its bytes
+  double sm_bytes_per_second = 0.0;   // that one SM moves in a call of the direct backend
+  double overlap_cost = 0.0;          // κ: of a collective's duration, the part that products beside it lose
+  double straggler = 0.0;             // σ: the relative standard deviation of GPUs' speeds
+  std::string source;                 // of the last four, price and the rest
+  std::vector<OperatorRule> rules;    // the first that fits counts
+  std::filesystem::path path;
+
+  /// Throws Error, which names the operator, its class and the file, if no rule is for the call.
+  OperatorTime time_of(const RecordedOperator& call) const;
+  /// Returns by which factor the slowest of num_ranks GPUs is slower than their mean: 1 + 0.87 σ √(2 ln n), a fit to
+  /// the expected maximum of n normal numbers.
+  double slowest_of(std::int64_t num_ranks) const;
+};
+
+/// Throws Error, which names the file and the key, if something is missing, has no source, or is no number in range.
+Cluster read_cluster(const std::filesystem::path& path);
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+#include "plan/run_forecast.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "plan/transfer_times.h"
+
+namespace tessera {
+
+RoutingKind default_routing(const JobConfig& job) {
+  if (job.debug.moe_force_load_balance) return RoutingKind::kForced;
+  return job.model.args.n_expert_groups > 1 ? RoutingKind::kGroups : RoutingKind::kUniform;
+}
+
+RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing) {
+  const JobConfig& job = run.config;
+  const std::int64_t num_ranks = run.degrees.num_ranks(), ranks_of_stage = num_ranks / run.degrees.pp;
+  RunForecast result;
+  result.num_ranks = num_ranks;
+  ForecastInput input;
+  input.schedule = job.pipeline_schedule(run.degrees);
+  std::vector<std::unique_ptr<TrainingStep>> steps;
+  std::vector<std::unique_ptr<TransferTimes>> transfers;
+  std::vector<StepTimes> times;
+  for (std::int64_t pp = 0; pp < run.degrees.pp; ++pp) {
+    const std::int64_t rank = pp * ranks_of_stage;
+    const auto mesh = std::make_shared<Mesh>(Mesh::planned(run.degrees, rank));
+    input.gathers_once = model_options(job, mesh, run.device).keep_gathered;
+    steps.push_back(std::make_unique<TrainingStep>(job, mesh, run.device));
+    const TrainingStep& step = *steps.back();
+    input.dry_runs.push_back(&step.dry_run());
+    if (step.memory_plan().total() > result.memory.total()) result.memory = step.memory_plan();
+    transfers.push_back(std::make_unique<TransferTimes>(cluster, job, run.degrees, rank, routing));
+    times.push_back({.of_operator = [&cluster](const RecordedOperator& call) { return cluster.time_of(call); },
+                     .of_transfer = [&of = *transfers.back()](const RecordedTransfer& one) { return of.seconds(one); },
+                     .overlap_cost = cluster.overlap_cost,
+                     .dispatch_share = transfers.back()->share_of_sms()});
+  }
+  result.step = forecast_step(input, times);
+  result.seconds = result.step.seconds * cluster.slowest_of(num_ranks);
+  const std::int64_t data_ranks = run.degrees.dp_replicate * run.degrees.dp_shard;
+  result.tokens = static_cast<double>(job.sequences_per_step(data_ranks) * job.training.seq_len);
+  result.flop_per_token =
+      flop_per_token(job.model.args, steps.front()->whole_model().count_parameters(), job.training.seq_len);
+  for (const ForecastLine& line : result.step.ranks[result.step.slowest].lines) result.executed_flop += line.flop;
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#include "plan/transfer_times.h"
+
+#include <algorithm>
+#include <set>
+
+#include "parallel/mesh.h"
+
+namespace tessera {
+namespace {
+
+/// Returns the domains of a group's ranks, of which this rank comes first.
+std::vector<std::int64_t> domains_of(const std::vector<std::int64_t>& ranks, std::int64_t own, int gpus_per_domain) {
+  std::vector<std::int64_t> domains = {own / gpus_per_domain};
+  for (const std::int64_t rank : ranks) {
+    if (rank != own) domains.push_back(rank / gpus_per_domain);
+  }
+  return domains;
+}
+
+bool is_dispatch(const RecordedTransfer& transfer) { return transfer.choices.num_experts > 0; }
+
+}  // namespace
+
+TransferTimes::TransferTimes(const Cluster& cluster, const JobConfig& job, const MeshDegrees& degrees,
+                             std::int64_t rank, RoutingKind routing)
+    : cluster_(cluster), job_(job), degrees_(degrees), rank_(rank) {
+  const ModelConfig& model = job.model.args;
+  if (degrees.ep == 1 || model.num_moe_layers() == 0) return;
+  spread_ =
+      spread_of({.kind = routing,
+                 .num_experts = model.num_experts,
+                 .top_k = model.top_k,
+                 .num_groups = std::max<std::int64_t>(model.n_expert_groups, 1),
+                 .num_limited_groups = std::max<std::int64_t>(model.n_limited_groups, 1),
+                 .domain_of_rank = domains_of(ranks_of_group(degrees, rank, "ep"), rank, cluster.gpus_per_domain)});
+}
+
+const TransferTimes::Group& TransferTimes::group(const std::string& axis) const {
+  const auto known = groups_.find(axis);
+  if (known != groups_.end()) return known->second;
+  const std::vector<std::int64_t> domains =
+      domains_of(ranks_of_group(degrees_, rank_, axis), rank_, cluster_.gpus_per_domain);
+  const std::set<std::int64_t> different(domains.begin(), domains.end());
+  return groups_[axis] = {.num_ranks = static_cast<double>(domains.size()),
+                          .num_domains = static_cast<double>(different.size())};
+}
+
+double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
+  // With several domains there are two calls: the outer one has all bytes, and stands for both.
+  if (transfer.choices.num_domains > 1) return 0.0;
+  const auto top_k = static_cast<double>(transfer.choices.top_k);
+  double in_domain = 0.0, over_network = 0.0, by_sms = 0.0;
+  double seconds = cluster_.seconds_per_dispatch;
+  if (job_.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect) {
+    // A row crosses the network once per domain, and a domain's links once per rank there.
+    in_domain = transfer.bytes * spread_.other_ranks();
+    over_network = transfer.bytes * spread_.other_domains;
+    by_sms = transfer.bytes * top_k;
+  } else {
+    in_domain = transfer.bytes * (spread_.choices_away - spread_.choices_elsewhere);
+    over_network = transfer.bytes * spread_.choices_elsewhere;
+    seconds += cluster_.seconds_per_transfer;  // the counts, before the rows
+  }
+  const double sms = static_cast<double>(job_.parallelism.expert_parallel_num_sms) * cluster_.sm_bytes_per_second;
+  return seconds + std::max({in_domain / cluster_.domain.bytes_per_second,
+                             over_network / cluster_.network.bytes_per_second, by_sms / sms});
+}
+
+double TransferTimes::seconds(const RecordedTransfer& transfer) const {
+  if (is_dispatch(transfer)) return of_dispatch(transfer);
+  const Group& ranks = group(transfer.axis);
+  const double n = ranks.num_ranks, domains = ranks.num_domains, in_domain = n / domains;
+  double near = transfer.bytes * (in_domain - 1.0) / in_domain;
+  double far = transfer.bytes * (domains - 1.0) / (domains * in_domain);
+  if (transfer.kind == "all_reduce") {
+    near *= 2.0;
+    far *= 2.0;
+  } else if (transfer.kind == "all_to_all") {
+    near = transfer.bytes * (in_domain - 1.0) / n;
+    far = transfer.bytes * (n - in_domain) / n;
+  } else if (transfer.kind == "send") {
+    near = domains > 1.0 ? 0.0 : transfer.bytes;
+    far = domains > 1.0 ? transfer.bytes : 0.0;
+  }
+  return cluster_.seconds_per_transfer +
+         std::max(near / cluster_.domain.bytes_per_second, far / cluster_.network.bytes_per_second);
+}
+
+double TransferTimes::share_of_sms() const {
+  return static_cast<double>(job_.parallelism.expert_parallel_num_sms) / cluster_.num_sms;
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+// How long transfers between ranks take on a cluster.
+//
+// A collective of n ranks, of which g share a domain, is bound by the slower of two things: what each GPU sends within
+// its domain, and what each GPU's network link carries. The domains of a collective share its traffic among the links
+// of all their ranks. docs/planner.md has the formulas.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "config/job_config.h"
+#include "plan/cluster.h"
+#include "plan/routing_spread.h"
+
+namespace tessera {
+
+class TransferTimes {
+ public:
+  /// Of the transfers of `rank`. Ranks lie in domains in their order. All of it must outlive this.
+  TransferTimes(const Cluster& cluster, const JobConfig& job, const MeshDegrees& degrees, std::int64_t rank,
+                RoutingKind routing);
+
+  double seconds(const RecordedTransfer& transfer) const;
+  /// Returns the part of a GPU's SMs that a dispatcher's call takes while operators run beside it.
+  double share_of_sms() const;
+
+ private:
+  struct Group {
+    double num_ranks = 1, num_domains = 1;
+  };
+  const Group& group(const std::string& axis) const;
+  double of_dispatch(const RecordedTransfer& transfer) const;
+
+  const Cluster& cluster_;
+  const JobConfig& job_;
+  MeshDegrees degrees_;
+  std::int64_t rank_;
+  RoutingSpread spread_;                         // of the experts' group
+  mutable std::map<std::string, Group> groups_;  // by axis, filled when first asked for
+};
+
+}  // namespace tessera

@@ -1,0 +1,159 @@
+// Reads files of clusters, and checks the times that follow from them.
+#include "plan/cluster.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/file.h"
+#include "tests/expect_error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kSmall = R"(
+name = "small"
+gpus_per_domain = 4
+sms = 100
+memory_gib = 8
+peak_tflop_per_s = 100
+dollars_per_gpu_hour = 2
+microseconds_per_transfer = 10
+microseconds_per_dispatch = 20
+gb_per_s_per_sm = 10
+overlap_cost = 0.5
+straggler = 0.01
+source = "a test"
+[domain]
+gb_per_s = 100
+source = "a test"
+[network]
+gb_per_s = 10
+source = "a test"
+[[operator]]
+names = ["gemm"]
+type = "bfloat16"
+adds = true
+tflop_per_s = 25
+source = "a test"
+[[operator]]
+names = ["gemm", "linear_*"]
+type = "bfloat16"
+tflop_per_s = 50
+half_contraction = 100
+gb_per_s = 1
+microseconds = 3
+source = "a test"
+[[operator]]
+names = ["copy"]
+gb_per_s = 2
+source = "a test"
+)";
+
+class ClusterFile : public ::testing::Test {
+ protected:
+  std::filesystem::path write(std::string text) {
+    write_whole_file(path_, text);
+    return path_;
+  }
+  /// Returns the small cluster's text with `from` replaced.
+  static std::string with(const std::string& from, const std::string& to) {
+    std::string text = kSmall;
+    const std::size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return text.replace(at, from.size(), to);
+  }
+
+  ClusterFile() : path_(std::filesystem::path(::testing::TempDir()) / fmt::format("cluster_{}.toml", getpid())) {}
+  ~ClusterFile() override { std::filesystem::remove(path_); }
+
+  std::filesystem::path path_;
+};
+
+RecordedOperator gemm(std::int64_t m, std::int64_t k, std::int64_t n, bool accumulates) {
+  return {.name = "gemm",
+          .operands = {{{m, k}, DType::kBFloat16}, {{k, n}, DType::kBFloat16}, {{m, n}, DType::kBFloat16}},
+          .accumulates = accumulates,
+          .pass = {}};
+}
+
+TEST_F(ClusterFile, TheFirstRuleThatFitsCounts) {
+  const Cluster cluster = read_cluster(write(kSmall));
+  const double flop = 2.0 * 1000 * 300 * 500, output = 2.0 * 1000 * 500;
+  // A contraction of 300 has 300 / 400 of the rate.
+  EXPECT_NEAR(cluster.time_of(gemm(1000, 300, 500, false)).seconds, flop / 50e12 * 4 / 3 + output / 1e9 + 3e-6, 1e-12);
+  EXPECT_NEAR(cluster.time_of(gemm(1000, 300, 500, true)).seconds, flop / 25e12, 1e-12);
+  const RecordedOperator copy{
+      .name = "copy", .operands = {{{1000}, DType::kFloat32}, {{1000}, DType::kBFloat16}}, .pass = {}};
+  EXPECT_NEAR(cluster.time_of(copy).seconds, 6000 / 2e9, 1e-12);
+}
+
+TEST_F(ClusterFile, RowsThatABalancedLoadLeavesEmptyCostNothing) {
+  const Cluster cluster = read_cluster(write(kSmall));
+  RecordedOperator call = gemm(1000, 300, 500, false);
+  const double full = cluster.time_of(call).seconds - 3e-6;
+  for (const std::size_t operand : {0, 2}) call.operands[operand].used = 0.25;
+  EXPECT_NEAR(cluster.time_of(call).seconds - 3e-6, 0.25 * full, 1e-12);
+}
+
+TEST_F(ClusterFile, AnOperatorWithoutARateIsNamed) {
+  const Cluster cluster = read_cluster(write(kSmall));
+  const RecordedOperator rope{.name = "rope", .operands = {{{8}, DType::kFloat32}}, .pass = {}};
+  expect_error([&] { static_cast<void>(cluster.time_of(rope)); }, {path_.string(), "rope float32"});
+}
+
+TEST_F(ClusterFile, RatesCanBeThoseOfAnotherFile) {
+  const std::filesystem::path base = write(kSmall);
+  path_.replace_extension(".scaled.toml");
+  std::string text = kSmall;
+  text.resize(text.find("[[operator]]"));
+  text += fmt::format("[operators_of]\nfile = \"{}\"\nflop = 2\nbytes = 0.5\nsource = \"a test\"\n",
+                      base.filename().string());
+  const Cluster cluster = read_cluster(write(text));
+  std::filesystem::remove(base);
+  const double flop = 2.0 * 1000 * 300 * 500, output = 2.0 * 1000 * 500;
+  EXPECT_NEAR(cluster.time_of(gemm(1000, 300, 500, false)).seconds, flop / 100e12 * 4 / 3 + output / 0.5e9 + 3e-6,
+              1e-12);
+}
+
+TEST_F(ClusterFile, TheSlowestOfManyIsSlower) {
+  const Cluster cluster = read_cluster(write(kSmall));
+  EXPECT_EQ(cluster.slowest_of(1), 1.0);
+  EXPECT_LT(cluster.slowest_of(8), cluster.slowest_of(256));
+  EXPECT_NEAR(cluster.slowest_of(256), 1.029, 1e-3);
+}
+
+TEST_F(ClusterFile, BadFilesAreToldOf) {
+  const auto refused = [&](const std::string& text, const std::vector<std::string>& parts) {
+    SCOPED_TRACE(parts.back());
+    std::vector<std::string> all = parts;
+    all.push_back(path_.string());
+    expect_error([&] { read_cluster(write(text)); }, all);
+  };
+  refused(with("memory_gib = 8\n", ""), {"$.memory_gib", "number"});
+  refused(with("memory_gib = 8", "memory_gib = -8"), {"$.memory_gib", "number"});
+  refused(with("memory_gib = 8", "memory_gib = \"8\""), {"$.memory_gib", "number"});
+  refused(with("sms = 100", "sms = 1.5"), {"$.sms", "whole number"});
+  refused(with("[domain]\ngb_per_s = 100\nsource = \"a test\"", "[domain]\ngb_per_s = 100"), {"$.domain.source"});
+  refused(with("half_contraction", "half_contractoin"), {"$.operator[1].half_contractoin", "no such key"});
+  refused(with("names = [\"copy\"]", "names = \"copy\""), {"$.operator[2].names", "array"});
+  refused(with("straggler = 0.01", "straggler = 0.01\ncolour = 1"), {"$.colour", "no such key"});
+  refused("name = ", {"line 1"});
+  std::filesystem::remove(path_);
+  expect_error([&] { read_cluster(path_); }, {path_.string()});
+}
+
+// Every file that is shipped can be read, and names its kind of GPU.
+TEST(Clusters, AreRead) {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(CLUSTERS)) {
+    SCOPED_TRACE(entry.path());
+    EXPECT_FALSE(read_cluster(entry.path()).name.empty());
+    ++count;
+  }
+  EXPECT_GE(count, 4u);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,197 @@
+// Predicts runs of several ranks, and checks what must hold whatever the rates are.
+#include "plan/run_forecast.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "config/job_config.h"
+#include "parallel/pipeline_timing.h"
+#include "plan/transfer_times.h"
+#include "tests/step/small_model.h"
+
+namespace tessera {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+JobConfig config_of_ranks(const Overrides& overrides) {
+  static const std::string kToml = std::string(kSmallModel) + R"(
+[training]
+local_batch_size = 4
+seq_len = 32
+)";
+  return parse_job_config(kToml, overrides);
+}
+
+/// Returns a cluster where nothing takes time but what a test adds.
+Cluster free_cluster() {
+  constexpr double kFast = 1e30;
+  Cluster cluster;
+  cluster.name = "free";
+  cluster.gpus_per_domain = 8;
+  cluster.domain.bytes_per_second = cluster.network.bytes_per_second = cluster.sm_bytes_per_second = kFast;
+  cluster.peak_flop_per_second = cluster.memory_bytes = kFast;
+  cluster.num_sms = 100;
+  cluster.rules = {{.operators = {"*"}, .type = {}, .source = "a test"}};
+  return cluster;
+}
+
+/// Returns a cluster where everything takes time.
+Cluster costly_cluster() {
+  Cluster cluster = free_cluster();
+  cluster.gpus_per_domain = 2;
+  cluster.domain.bytes_per_second = 1e9;
+  cluster.network.bytes_per_second = 1e8;
+  cluster.sm_bytes_per_second = 1e8;
+  cluster.seconds_per_transfer = cluster.seconds_per_dispatch = 1e-6;
+  cluster.overlap_cost = 0.5;
+  cluster.straggler = 0.01;
+  cluster.rules = {
+      {.operators = {"gemm", "grouped_*", "linear_*", "mla_*"},
+       .type = {},
+       .flop_per_second = 1e10,
+       .bytes_per_second = 1e9,
+       .seconds_per_call = 1e-6,
+       .source = "a test"},
+      {.operators = {"*"}, .type = {}, .bytes_per_second = 1e9, .seconds_per_call = 1e-6, .source = "a test"}};
+  return cluster;
+}
+
+struct Layout {
+  const char* name;
+  std::int64_t num_ranks;
+  MeshDegrees degrees;
+  Overrides overrides = {};
+};
+
+const std::vector<Layout>& layouts() {
+  static const std::vector<Layout> all = {
+      {"one", 1, {}},
+      {"fsdp4", 4, {}},
+      {"replicate2", 4, {.dp_replicate = 2}},
+      {"tp2", 4, {.tp = 2}},
+      {"cp2", 4, {.cp = 2}},
+      {"ep4", 4, {.ep = 4}},
+      {"ep4_direct", 4, {.ep = 4}, {"--parallelism.expert_parallel_comm_backend=direct"}},
+      {"ep4_of_2x2", 4, {.ep = 4, .ep_domain = 2}, {"--parallelism.expert_parallel_comm_backend=direct"}},
+      {"pp2", 2, {.pp = 2}},
+      {"pp2_zbv", 4, {.pp = 2, .ep = 2}, {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+      {"full", 4, {}, {"--activation_checkpoint.mode=full"}},
+  };
+  return all;
+}
+
+RunForecast forecast(const Layout& layout, const Cluster& cluster) {
+  const JobConfig job = config_of_ranks(layout.overrides);
+  return forecast_run({job, Device::kCpu, resolve(layout.degrees, layout.num_ranks)}, cluster, RoutingKind::kUniform);
+}
+
+TEST(RunForecast, WhatAddsUpIsTheStep) {
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const RunForecast result = forecast(layout, costly_cluster());
+    const RankForecast& rank = result.step.ranks[result.step.slowest];
+    double sum = 0.0;
+    for (const ForecastLine& line : rank.lines) sum += line.seconds;
+    EXPECT_NEAR(sum, result.step.passes_seconds - rank.bubble_seconds + rank.once_seconds(), 1e-9 * sum);
+    EXPECT_EQ(result.seconds, result.step.seconds * costly_cluster().slowest_of(layout.num_ranks));
+    EXPECT_GT(result.memory.total(), 0u);
+    EXPECT_EQ(
+        result.tokens,
+        4.0 * 32 * static_cast<double>(result.num_ranks / (layout.degrees.tp * layout.degrees.cp * layout.degrees.pp)));
+  }
+}
+
+TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
+  using Change = std::pair<const char*, void (*)(Cluster&)>;
+  const Change changes[] = {
+      {"domain", [](Cluster& c) { c.domain.bytes_per_second *= 3.0; }},
+      {"network", [](Cluster& c) { c.network.bytes_per_second *= 3.0; }},
+      {"sms", [](Cluster& c) { c.sm_bytes_per_second *= 3.0; }},
+      {"transfers", [](Cluster& c) { c.seconds_per_transfer *= 0.5; }},
+      {"dispatch", [](Cluster& c) { c.seconds_per_dispatch *= 0.5; }},
+      {"overlap", [](Cluster& c) { c.overlap_cost *= 0.5; }},
+      {"straggler", [](Cluster& c) { c.straggler *= 0.5; }},
+      {"products", [](Cluster& c) { c.rules[0].flop_per_second *= 3.0; }},
+      {"outputs", [](Cluster& c) { c.rules[0].bytes_per_second *= 3.0; }},
+      {"bytes", [](Cluster& c) { c.rules[1].bytes_per_second *= 3.0; }},
+      {"calls", [](Cluster& c) { c.rules[1].seconds_per_call *= 0.5; }},
+  };
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const double before = forecast(layout, costly_cluster()).seconds;
+    for (const auto& [name, change] : changes) {
+      Cluster faster = costly_cluster();
+      change(faster);
+      EXPECT_LE(forecast(layout, faster).seconds, before * (1.0 + 1e-12)) << name;
+    }
+  }
+}
+
+// Where calls alone take time, all of a second, a stage's time is a number of calls, and equal stages would follow the
+// schedule's closed form.
+TEST(RunForecast, APipelineFollowsItsSchedule) {
+  Cluster cluster = free_cluster();
+  cluster.rules[0].seconds_per_call = 1.0;
+  const RunForecast result = forecast({"pp2", 2, {.pp = 2}}, cluster);
+  const JobConfig job = config_of_ranks({});
+  PipelineCosts costs{.forward = {}, .backward_input = {}, .backward_weight = {}};
+  for (const RankForecast& rank : result.step.ranks) {
+    ASSERT_EQ(rank.stages.size(), 1u);
+    EXPECT_EQ(rank.stages[0].forward, std::round(rank.stages[0].forward));
+    costs.forward.push_back(rank.stages[0].forward);
+    costs.backward_input.push_back(0.5 * rank.stages[0].backward);
+    costs.backward_weight.push_back(0.5 * rank.stages[0].backward);
+  }
+  EXPECT_DOUBLE_EQ(result.step.passes_seconds, simulate(job.pipeline_schedule(resolve({.pp = 2}, 2)), costs).makespan);
+  EXPECT_GT(result.step.ranks[0].bubble_seconds + result.step.ranks[1].bubble_seconds, 0.0);
+}
+
+TEST(RunForecast, TransfersAreBoundByTheSlowerLink) {
+  Cluster cluster = free_cluster();
+  cluster.domain.bytes_per_second = 100.0;
+  cluster.network.bytes_per_second = 10.0;
+  const JobConfig job = config_of_ranks({});
+  const auto seconds = [&](const MeshDegrees& degrees, std::int64_t ranks, const char* kind, const char* axis) {
+    const TransferTimes times(cluster, job, resolve(degrees, ranks), 0, RoutingKind::kUniform);
+    return times.seconds({.kind = kind, .axis = axis, .bytes = 1600.0, .choices = {}, .pass = {}});
+  };
+  const MeshDegrees shard;
+  EXPECT_DOUBLE_EQ(seconds(shard, 8, "all_gather", "dp_shard_cp"), 1600.0 * 7 / 8 / 100);
+  EXPECT_DOUBLE_EQ(seconds(shard, 8, "all_reduce", "dp_shard_cp"), 2 * 1600.0 * 7 / 8 / 100);
+  // Two domains: half of the tensor comes in over 8 links.
+  EXPECT_DOUBLE_EQ(seconds(shard, 16, "reduce_scatter", "dp_shard_cp"), std::max(14.0, 1600.0 / 2 / 8 / 10));
+  EXPECT_DOUBLE_EQ(seconds(shard, 16, "all_to_all", "dp_shard_cp"), 1600.0 * 8 / 16 / 10);
+  // Ranks of a replica lie in a domain, and replicas in different ones.
+  EXPECT_DOUBLE_EQ(seconds({.dp_replicate = 2}, 16, "all_reduce", "dp_replicate"), 2 * 1600.0 / 2 / 10);
+  EXPECT_DOUBLE_EQ(seconds({.pp = 2}, 16, "send", "pp"), 160.0);
+  EXPECT_DOUBLE_EQ(seconds({.pp = 2}, 8, "send", "pp"), 16.0);
+}
+
+TEST(RunForecast, DirectSendsARowOncePerRankAndDomain) {
+  Cluster cluster = free_cluster();
+  cluster.gpus_per_domain = 2;
+  const auto seconds = [&](const char* backend, double Cluster::Link::*rate, Cluster::Link Cluster::*link) {
+    Cluster one = cluster;
+    (one.*link).*rate = 1.0;
+    const JobConfig job = config_of_ranks({fmt::format("--parallelism.expert_parallel_comm_backend={}", backend)});
+    const TransferTimes times(one, job, resolve({.ep = 4}, 4), 0, RoutingKind::kForced);
+    const ModelConfig& model = job.model.args;
+    return times.seconds({.kind = "dispatch",
+                          .axis = "ep",
+                          .num_ranks = 4,
+                          .bytes = 1.0,
+                          .choices = {.num_experts = model.num_experts, .top_k = model.top_k},
+                          .pass = {}});
+  };
+  const auto rate = &Cluster::Link::bytes_per_second;
+  const double direct = seconds("direct", rate, &Cluster::network),
+               standard = seconds("standard", rate, &Cluster::network);
+  EXPECT_GT(direct, 0.0);
+  EXPECT_LE(direct, 1.0);       // to one other domain
+  EXPECT_GT(standard, direct);  // a copy for every choice
+}
+
+}  // namespace
+}  // namespace tessera
