@@ -95,6 +95,15 @@ Cluster::Link read_link(Reader reader) {
   return link;
 }
 
+void read_direct(Reader reader, Cluster& cluster) {
+  cluster.direct_bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3);
+  cluster.sm_written_per_second = kGiga * reader.number("written_gb_per_s_per_sm", 1e-3);
+  cluster.sm_read_per_second = kGiga * reader.number("read_gb_per_s_per_sm", 1e-3);
+  cluster.sm_summed_per_second = kGiga * reader.number("summed_gb_per_s_per_sm", 1e-3);
+  reader.text("source");
+  reader.require_all_known();
+}
+
 OperatorRule read_rule(Reader reader) {
   OperatorRule rule;
   rule.operators = reader.texts("names");
@@ -103,6 +112,8 @@ OperatorRule read_rule(Reader reader) {
   rule.adds = reader.flag_or("adds", false);
   rule.flop_per_second = kTera * reader.number_or("tflop_per_s", 0.0);
   rule.half_contraction = reader.number_or("half_contraction", 0.0);
+  rule.half_outputs = reader.number_or("half_outputs", 0.0);
+  rule.most_flop_per_second = kTera * reader.number_or("most_tflop_per_s", 0.0);
   rule.bytes_per_second = kGiga * reader.number_or("gb_per_s", 0.0);
   rule.seconds_per_call = kMicro * reader.number_or("microseconds", 0.0);
   reader.require_all_known();
@@ -120,6 +131,7 @@ std::vector<OperatorRule> scaled_rules(Reader reader, const std::filesystem::pat
   reader.require_all_known();
   for (OperatorRule& rule : rules) {
     rule.flop_per_second *= flop;
+    rule.most_flop_per_second *= flop;
     rule.bytes_per_second *= bytes;
     rule.source = fmt::format("{:g} (flop) and {:g} (bytes) times those of {}: {}; there: {}", flop, bytes,
                               path.filename().string(), source, rule.source);
@@ -146,12 +158,13 @@ Cluster read(const std::filesystem::path& path, bool may_refer) {
   cluster.dollars_per_gpu_hour = reader.number("dollars_per_gpu_hour");
   cluster.seconds_per_transfer = kMicro * reader.number("microseconds_per_transfer");
   cluster.seconds_per_dispatch = kMicro * reader.number("microseconds_per_dispatch");
-  cluster.sm_bytes_per_second = kGiga * reader.number("gb_per_s_per_sm", 1e-3);
+  cluster.seconds_per_host_plan = kMicro * reader.number("microseconds_per_host_plan");
   cluster.overlap_cost = reader.number("overlap_cost");
   cluster.straggler = reader.number("straggler");
   cluster.source = reader.text("source");
   cluster.domain = read_link(reader.table("domain"));
   cluster.network = read_link(reader.table("network"));
+  read_direct(reader.table("direct"), cluster);
   if (reader.has("operators_of")) {
     require(may_refer, "'{}' has no operators of its own: name the file that has them", path.string());
     cluster.rules = scaled_rules(reader.table("operators_of"), path.parent_path());
@@ -173,14 +186,17 @@ bool OperatorRule::is_for(const RecordedOperator& call) const {
 
 double OperatorRule::seconds(const RecordedOperator& call) const {
   const OperatorWork work = work_of(call);
-  double sum = seconds_per_call;
+  double seconds = 0.0;
   if (flop_per_second > 0.0) {
-    const double flop = work[OperatorWork::kFlop], contraction = contraction_of(call);
-    sum += flop / flop_per_second * (contraction > 0.0 ? 1.0 + half_contraction / contraction : 1.0);
+    const double contraction = contraction_of(call), outputs = outputs_of(call);
+    double factor = 1.0;
+    if (contraction > 0.0) factor = (1.0 + half_contraction / contraction) * (1.0 + half_outputs / outputs);
+    seconds += work[OperatorWork::kFlop] / flop_per_second * factor;
   }
   const double bytes = flop_per_second > 0.0 ? work[OperatorWork::kOtherBytes] : work.bytes();
-  if (bytes_per_second > 0.0) sum += bytes / bytes_per_second;
-  return sum;
+  if (bytes_per_second > 0.0) seconds += bytes / bytes_per_second;
+  if (most_flop_per_second > 0.0) seconds = std::max(seconds, work[OperatorWork::kFlop] / most_flop_per_second);
+  return seconds_per_call + seconds;
 }
 
 OperatorTime Cluster::time_of(const RecordedOperator& call) const {

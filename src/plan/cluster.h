@@ -17,8 +17,10 @@ struct OperatorRule {
   std::vector<std::string> operators;  // names, in which * stands for any text
   std::string type;                    // of the first operand ("bfloat16"); empty: any
   bool adds = false;                   // only for calls that add to their output
-  double flop_per_second = 0.0;        // of a product whose contraction is long
-  double half_contraction = 0.0;       // the contraction of K numbers has the rate flop_per_second · K / (K + this)
+  double flop_per_second = 0.0;        // of a large product
+  double half_contraction = 0.0;       // a contraction of K numbers has the rate flop_per_second · K / (K + this)
+  double half_outputs = 0.0;           // and a product with N outputs has N / (N + this) of that rate
+  double most_flop_per_second = 0.0;   // a call's rate with its bytes is at most this; 0: no limit
   double bytes_per_second = 0.0;
   double seconds_per_call = 0.0;
   std::string source;
@@ -43,11 +45,15 @@ struct Cluster {
   int num_sms = 0;
   double seconds_per_transfer = 0.0;  // of a collective, besides its bytes
   double seconds_per_dispatch = 0.0;  // of a dispatcher's call, besides its bytes
-  double sm_bytes_per_second = 0.0;   // that one SM moves in a call of the direct backend
-  double overlap_cost = 0.0;          // κ: of a collective's duration, the part that products beside it lose
-  double straggler = 0.0;             // σ: the relative standard deviation of GPUs' speeds
-  std::string source;                 // of the last four, price and the rest
-  std::vector<OperatorRule> rules;    // the first that fits counts
+  // Of the direct backend: stores to other GPUs of a domain, and what one SM does in a second. A dispatch writes rows.
+  // A combine reads rows, and sums them up, once per rank that has rows of a token.
+  double direct_bytes_per_second = 0.0;
+  double sm_written_per_second = 0.0, sm_read_per_second = 0.0, sm_summed_per_second = 0.0;  // bytes
+  double seconds_per_host_plan = 0.0;  // of the standard backend: what a dispatch waits for the host
+  double overlap_cost = 0.0;           // κ: of a collective's duration, the part that products beside it lose
+  double straggler = 0.0;              // σ: the relative standard deviation of GPUs' speeds
+  std::string source;                  // of the last four, price and the rest
+  std::vector<OperatorRule> rules;     // the first that fits counts
   std::filesystem::path path;
 
   /// Throws Error, which names the operator, its class and the file, if no rule is for the call.

@@ -80,9 +80,13 @@ OperatorWork work_of(const RecordedOperator& call) {
 
 double contraction_of(const RecordedOperator& call) {
   if (call.operands.empty() || !is_product(call.name)) return 0.0;
-  double outputs = static_cast<double>(call.operands.back().shape.num_elements());
   // Each expert's weight gradient is contracted over its own rows.
-  return flop_of_product(call) * used_rows(call) / (2.0 * outputs * call.operands.back().used);
+  return flop_of_product(call) * used_rows(call) / (2.0 * outputs_of(call));
+}
+
+double outputs_of(const RecordedOperator& call) {
+  if (call.operands.empty()) return 0.0;
+  return static_cast<double>(call.operands.back().shape.num_elements()) * call.operands.back().used;
 }
 
 std::string class_of(const RecordedOperator& call) {

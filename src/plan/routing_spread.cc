@@ -68,20 +68,25 @@ RoutingSpread spread_of(const RoutingQuestion& question) {
   RoutingSpread sum;
   for (std::int64_t token = 0; token < kTokens; ++token) {
     std::set<std::int64_t> ranks, domains;
+    bool is_at_home = false;
     for (const std::int64_t expert : choices_of(question, token, random)) {
       const std::int64_t rank = expert / experts_per_rank;
       const std::int64_t domain = question.domain_of_rank[static_cast<std::size_t>(rank)];
-      if (rank == 0) continue;
+      if (rank == 0) {
+        is_at_home = true;
+        continue;
+      }
       sum.choices_away += 1.0;
       sum.choices_elsewhere += domain == home ? 0.0 : 1.0;
       if (!ranks.insert(rank).second) continue;
       (domain == home ? sum.ranks_in_domain : sum.ranks_elsewhere) += 1.0;
       if (domain != home) domains.insert(domain);
     }
+    sum.own_rank += is_at_home ? 1.0 : 0.0;
     sum.other_domains += static_cast<double>(domains.size());
   }
-  for (double* number :
-       {&sum.ranks_in_domain, &sum.other_domains, &sum.ranks_elsewhere, &sum.choices_away, &sum.choices_elsewhere}) {
+  for (double* number : {&sum.own_rank, &sum.ranks_in_domain, &sum.other_domains, &sum.ranks_elsewhere,
+                         &sum.choices_away, &sum.choices_elsewhere}) {
     *number /= static_cast<double>(kTokens);
   }
   return sum;

@@ -26,6 +26,7 @@ struct RoutingQuestion {
 
 /// Holds means over tokens, whose home is the group's rank 0.
 struct RoutingSpread {
+  double own_rank = 0.0;           // 1 for a token that has an expert on its home
   double ranks_in_domain = 0.0;    // other ranks of the home's domain that have an expert of the token
   double other_domains = 0.0;      // other domains that have one
   double ranks_elsewhere = 0.0;    // ranks in other domains that have one

@@ -49,21 +49,24 @@ double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
   // With several domains there are two calls: the outer one has all bytes, and stands for both.
   if (transfer.choices.num_domains > 1) return 0.0;
   const auto top_k = static_cast<double>(transfer.choices.top_k);
-  double in_domain = 0.0, over_network = 0.0, by_sms = 0.0;
-  double seconds = cluster_.seconds_per_dispatch;
-  if (job_.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect) {
-    // A row crosses the network once per domain, and a domain's links once per rank there.
-    in_domain = transfer.bytes * spread_.other_ranks();
-    over_network = transfer.bytes * spread_.other_domains;
-    by_sms = transfer.bytes * top_k;
-  } else {
-    in_domain = transfer.bytes * (spread_.choices_away - spread_.choices_elsewhere);
-    over_network = transfer.bytes * spread_.choices_elsewhere;
-    seconds += cluster_.seconds_per_transfer;  // the counts, before the rows
+  const bool combines = transfer.kind == "combine" || transfer.kind == "dispatch_backward";
+  if (job_.parallelism.expert_parallel_comm_backend == DispatchBackend::kStandard) {
+    const double here = transfer.bytes * (spread_.choices_away - spread_.choices_elsewhere);
+    const double network = transfer.bytes * spread_.choices_elsewhere;
+    // A dispatch first exchanges counts, from which the host makes tables.
+    const double plan =
+        transfer.kind == "dispatch" ? cluster_.seconds_per_host_plan + cluster_.seconds_per_transfer : 0.0;
+    return plan + cluster_.seconds_per_transfer +
+           std::max(here / cluster_.domain.bytes_per_second, network / cluster_.network.bytes_per_second);
   }
-  const double sms = static_cast<double>(job_.parallelism.expert_parallel_num_sms) * cluster_.sm_bytes_per_second;
-  return seconds + std::max({in_domain / cluster_.domain.bytes_per_second,
-                             over_network / cluster_.network.bytes_per_second, by_sms / sms});
+  // A row crosses the network once per domain, and a domain's links once per rank there.
+  const double over_links = transfer.bytes * spread_.other_ranks() / cluster_.direct_bytes_per_second;
+  const double over_network = transfer.bytes * spread_.other_domains / cluster_.network.bytes_per_second;
+  const double sums = spread_.own_rank + spread_.other_ranks();
+  const double of_sm = combines ? top_k / cluster_.sm_read_per_second + sums / cluster_.sm_summed_per_second
+                                : top_k / cluster_.sm_written_per_second;
+  const auto num_sms = static_cast<double>(job_.parallelism.expert_parallel_num_sms);
+  return cluster_.seconds_per_dispatch + std::max({over_links, over_network, transfer.bytes * of_sm / num_sms});
 }
 
 double TransferTimes::seconds(const RecordedTransfer& transfer) const {

@@ -21,7 +21,7 @@ peak_tflop_per_s = 100
 dollars_per_gpu_hour = 2
 microseconds_per_transfer = 10
 microseconds_per_dispatch = 20
-gb_per_s_per_sm = 10
+microseconds_per_host_plan = 5
 overlap_cost = 0.5
 straggler = 0.01
 source = "a test"
@@ -30,6 +30,12 @@ gb_per_s = 100
 source = "a test"
 [network]
 gb_per_s = 10
+source = "a test"
+[direct]
+gb_per_s = 90
+written_gb_per_s_per_sm = 40
+read_gb_per_s_per_sm = 100
+summed_gb_per_s_per_sm = 20
 source = "a test"
 [[operator]]
 names = ["gemm"]
@@ -87,6 +93,17 @@ TEST_F(ClusterFile, TheFirstRuleThatFitsCounts) {
   const RecordedOperator copy{
       .name = "copy", .operands = {{{1000}, DType::kFloat32}, {{1000}, DType::kBFloat16}}, .pass = {}};
   EXPECT_NEAR(cluster.time_of(copy).seconds, 6000 / 2e9, 1e-12);
+}
+
+TEST_F(ClusterFile, SmallProductsAreSlowerAndALimitHolds) {
+  const auto seconds = [&](const std::string& more) {
+    const std::string text = with("tflop_per_s = 25\n", "tflop_per_s = 25\n" + more);
+    return read_cluster(write(text)).time_of(gemm(1000, 300, 500, true)).seconds;
+  };
+  const double flop = 2.0 * 1000 * 300 * 500;
+  EXPECT_NEAR(seconds("half_outputs = 500000\n"), 2.0 * flop / 25e12, 1e-12);
+  EXPECT_NEAR(seconds("most_tflop_per_s = 20\n"), flop / 20e12, 1e-12);
+  EXPECT_NEAR(seconds("most_tflop_per_s = 30\n"), flop / 25e12, 1e-12);
 }
 
 TEST_F(ClusterFile, RowsThatABalancedLoadLeavesEmptyCostNothing) {

@@ -30,7 +30,8 @@ Cluster free_cluster() {
   Cluster cluster;
   cluster.name = "free";
   cluster.gpus_per_domain = 8;
-  cluster.domain.bytes_per_second = cluster.network.bytes_per_second = cluster.sm_bytes_per_second = kFast;
+  cluster.domain.bytes_per_second = cluster.network.bytes_per_second = cluster.direct_bytes_per_second = kFast;
+  cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = kFast;
   cluster.peak_flop_per_second = cluster.memory_bytes = kFast;
   cluster.num_sms = 100;
   cluster.rules = {{.operators = {"*"}, .type = {}, .source = "a test"}};
@@ -43,7 +44,9 @@ Cluster costly_cluster() {
   cluster.gpus_per_domain = 2;
   cluster.domain.bytes_per_second = 1e9;
   cluster.network.bytes_per_second = 1e8;
-  cluster.sm_bytes_per_second = 1e8;
+  cluster.direct_bytes_per_second = 1e9;
+  cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e8;
+  cluster.seconds_per_host_plan = 1e-5;
   cluster.seconds_per_transfer = cluster.seconds_per_dispatch = 1e-6;
   cluster.overlap_cost = 0.5;
   cluster.straggler = 0.01;
@@ -108,7 +111,11 @@ TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
   const Change changes[] = {
       {"domain", [](Cluster& c) { c.domain.bytes_per_second *= 3.0; }},
       {"network", [](Cluster& c) { c.network.bytes_per_second *= 3.0; }},
-      {"sms", [](Cluster& c) { c.sm_bytes_per_second *= 3.0; }},
+      {"direct", [](Cluster& c) { c.direct_bytes_per_second *= 3.0; }},
+      {"writing", [](Cluster& c) { c.sm_written_per_second *= 3.0; }},
+      {"reading", [](Cluster& c) { c.sm_read_per_second *= 3.0; }},
+      {"summing", [](Cluster& c) { c.sm_summed_per_second *= 3.0; }},
+      {"host", [](Cluster& c) { c.seconds_per_host_plan *= 0.5; }},
       {"transfers", [](Cluster& c) { c.seconds_per_transfer *= 0.5; }},
       {"dispatch", [](Cluster& c) { c.seconds_per_dispatch *= 0.5; }},
       {"overlap", [](Cluster& c) { c.overlap_cost *= 0.5; }},
