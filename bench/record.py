@@ -5,8 +5,8 @@
     bench/record.py docs     # writes the docs' figures anew from their records
     bench/record.py check    # fails where they differ from their records; part of make test
 
-`make` runs the GPU's test suites, and the tables of bench/gpu.py with PyTorch's beside (--python: one that has it). It
-writes bench/records/DATE-GPU.json.gz with machine, libraries, commit, hashes of the sources' code, logs and every
+`make` runs the GPU's test suites, and the tables of bench/gpu.py with PyTorch's beside (--python: one that has it). If
+`make -C lab` has built the laboratory's courses, it runs them too. It writes bench/records/DATE-GPU.json.gz with machine, libraries, commit, hashes of the sources' code, logs and every
 measured line. --mutants also runs tests/gpu_mutants.py, and --sanitizer [FILTER] also runs tests/compute_sanitizer.sh.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
@@ -54,7 +54,10 @@ SOURCES = {
     "attention": [*TABLE_SOURCES, "src/ops/attention/mla_attention_cuda.cu", "src/ops/attention/attention_kernels.*",
                   "src/ops/runtime/attention_library.*"],
     "bytes": [*TABLE_SOURCES, *KERNELS],
+    "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
+    "lab_dispatch": ["lab/*.cuh", "lab/dispatch/*"],
 }
+COURSES = ("grouped_gemm", "dispatch")
 
 
 # --- Making a record ------------------------------------------------------------------------------------------------
@@ -106,6 +109,20 @@ def run_suite(build, suite):
     return log
 
 
+def run_course(course):
+    """Runs a course of the laboratory: all of its levels are checked, then timed in turn. Returns the log and lines."""
+    log = run(f"lab {course}", [ROOT / "build/lab" / course, "bench"])
+    lines, shape = [], None
+    for line in log["log"].splitlines():
+        level = re.match(r"  (\w+) +yes +([\d.]+) +([\d.]+) ", line)
+        if level:
+            lines.append({"side": "ours", "table": f"lab {course}", "name": level[1], "shape": shape,
+                          "ms": float(level[2]), "rate": float(level[3])})
+        elif not line.startswith(" "):
+            shape = line.split(":")[0]
+    return log, lines
+
+
 def make(args):
     build, tessera = args.build, args.build / "src/app/tessera"
     doctor = subprocess.run([tessera, "doctor"], check=True, capture_output=True, text=True).stdout
@@ -119,12 +136,17 @@ def make(args):
     if args.sanitizer:
         logs.append(run("compute_sanitizer.sh", [ROOT / "tests/compute_sanitizer.sh", build, args.sanitizer]))
     lines = []
+    for course in COURSES:
+        if (ROOT / "build/lab" / course).exists():
+            log, measured = run_course(course)
+            logs.append(log)
+            lines += measured
     if args.rounds > 0:
         with tempfile.TemporaryDirectory() as folder:
             rows = pathlib.Path(folder) / "rows.jsonl"
             logs.append(run("bench/gpu.py", [sys.executable, ROOT / "bench/gpu.py", "--tessera", tessera, "--python",
                                              args.python, "--peers", "--rounds", str(args.rounds), "--json", rows]))
-            lines = json_lines(rows.read_text() if rows.exists() else "")
+            lines += json_lines(rows.read_text() if rows.exists() else "")
     torch = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
                            text=True)
     record = {"date": date, "machine": machine, "torch": torch.stdout.strip(), "rounds": args.rounds,
@@ -172,6 +194,19 @@ def suites(record):
 
     return table(["", "passed", "failed", "skipped", "s"],
                  [row(log) for log in record["logs"] if log["name"] != "bench/gpu.py"])
+
+
+def course(name, unit):
+    """Returns the function that makes a course's table: a row per level, and a column per shape."""
+    def make_table(record):
+        ours, _ = sides(record)
+        shapes = list(dict.fromkeys(shape for of, _, shape in ours.lines if of == f"lab {name}"))
+        levels = list(dict.fromkeys(level for of, level, _ in ours.lines if of == f"lab {name}"))
+        return table([f"ms, {unit}", *shapes],
+                     [[level, *(f"{number(ours.median(f'lab {name}', level, shape, 'ms'), 2)}, "
+                                f"{number(ours.median(f'lab {name}', level, shape, 'rate'))}" for shape in shapes)]
+                      for level in levels])
+    return make_table
 
 
 def steps(record):
@@ -248,7 +283,8 @@ def of_bytes(record):
     return table(["operator", "of", "% of a copy's rate"], rows)
 
 
-PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes}
+PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
+         "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"), "lab_dispatch": course("dispatch", "GB/s")}
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------
