@@ -5,9 +5,10 @@
     bench/record.py docs     # writes the docs' figures anew from their records
     bench/record.py check    # fails where they differ from their records; part of make test
 
-`make` runs the GPU's test suites, and the tables of bench/gpu.py with PyTorch's beside (--python: one that has it). If
-`make -C lab` has built the laboratory's courses, it runs them too. It writes bench/records/DATE-GPU.json.gz with machine, libraries, commit, hashes of the sources' code, logs and every
-measured line. --mutants also runs tests/gpu_mutants.py, and --sanitizer [FILTER] also runs tests/compute_sanitizer.sh.
+`make` runs the GPU's test suites, the tables of bench/gpu.py with PyTorch's beside (--python: one that has it), and the
+laboratory's courses, if `make -C lab` has built them. It writes bench/records/DATE-GPU.json.gz with machine, libraries,
+commit, hashes of the sources' code, logs and every measured line. --mutants also runs tests/gpu_mutants.py, and
+--sanitizer [FILTER] also runs tests/compute_sanitizer.sh.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -202,10 +203,12 @@ def course(name, unit):
         ours, _ = sides(record)
         shapes = list(dict.fromkeys(shape for of, _, shape in ours.lines if of == f"lab {name}"))
         levels = list(dict.fromkeys(level for of, level, _ in ours.lines if of == f"lab {name}"))
-        return table([f"ms, {unit}", *shapes],
-                     [[level, *(f"{number(ours.median(f'lab {name}', level, shape, 'ms'), 2)}, "
-                                f"{number(ours.median(f'lab {name}', level, shape, 'rate'))}" for shape in shapes)]
-                      for level in levels])
+
+        def cell(level, shape):
+            ms, rate = (ours.median(f"lab {name}", level, shape, key) for key in ("ms", "rate"))
+            return f"{number(ms, 2)}, {number(rate)}"
+
+        return table([f"ms, {unit}", *shapes], [[level, *(cell(level, shape) for shape in shapes)] for level in levels])
     return make_table
 
 
