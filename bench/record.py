@@ -206,7 +206,7 @@ def course(name, unit):
 
         def cell(level, shape):
             ms, rate = (ours.median(f"lab {name}", level, shape, key) for key in ("ms", "rate"))
-            return f"{number(ms, 2)}, {number(rate)}"
+            return f"{number(ms, 2)}, {number(rate, 1 if rate < 10 else 0)}"
 
         return table([f"ms, {unit}", *shapes], [[level, *(cell(level, shape) for shape in shapes)] for level in levels])
     return make_table
