@@ -2,18 +2,21 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <string>
 
 #include "app/cli/commands.h"
 #include "app/cli/config_arguments.h"
 #include "app/cli/option_checks.h"
+#include "app/cli/output_file.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/version.h"
 #include "device/cuda.h"
 #include "parallel/pipeline_picture.h"
+#include "plan/layout_search.h"
 #include "plan/run_forecast.h"
 #include "run/memory_advice.h"
 #include "run/record/metrics.h"
@@ -219,7 +222,7 @@ struct TimeCommand {
     const double mfu = rate * forecast.flop_per_token / machine.peak_flop_per_second;
     // Dollars per hour, over tokens per second and GPU.
     const double dollars = machine.dollars_per_gpu_hour / 3600.0 / rate * 1e9;
-    const auto memory = static_cast<double>(forecast.memory.total());
+    const double memory = static_cast<double>(forecast.memory.total()) + machine.reserved_bytes;
     if (json) {
       nlohmann::ordered_json result = json_of(forecast.step, forecast.seconds, forecast.tokens);
       result["tokens_per_s_per_gpu"] = rate;
@@ -233,8 +236,9 @@ struct TimeCommand {
     print_summary(forecast, machine);
     fmt::print("step {:.1f} ms, {:.0f} tokens/s per GPU, MFU {:.1f} % (TorchTitan's count; {:.0f} TFLOP/s executed)\n",
                forecast.seconds * 1e3, rate, 100.0 * mfu, forecast.executed_flop / forecast.seconds * 1e-12);
-    fmt::print("memory {} of {}{}; CUDA's own and NCCL's come besides\n", format_gib(forecast.memory.total()),
+    fmt::print("memory {} of {}, with {} for CUDA and NCCL{}\n", format_gib(static_cast<std::size_t>(memory)),
                format_gib(static_cast<std::size_t>(machine.memory_bytes)),
+               format_gib(static_cast<std::size_t>(machine.reserved_bytes)),
                memory > machine.memory_bytes ? ": DOES NOT FIT" : "");
     fmt::print("${:.2f} per 10^9 tokens at ${:.2f} per GPU and hour\n", dollars, machine.dollars_per_gpu_hour);
     if (tokens_of_run > 0.0) {
@@ -324,6 +328,81 @@ void add_time_command(CLI::App& parent) {
   app->callback([command, arguments] { command->run(arguments->read()); });
 }
 
+struct SearchCommand {
+  std::string cluster, routing, out;
+  int num_ranks = 1, num_rows = 10;
+
+  void run(const JobConfig& job) const {
+    require(cuda::is_built(), "`tessera plan search` plans for GPUs, but {}", cuda::why_unavailable());
+    const Cluster machine = read_cluster(cluster);
+    const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
+    const auto begin = std::chrono::steady_clock::now();
+    const FoundLayouts found =
+        search_layouts({.job = job,
+                        .num_ranks = num_ranks,
+                        .cluster = machine,
+                        .routing = routing.empty() ? default_routing(job) : routing_kind(routing),
+                        .num_threads = num_threads()});
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    fmt::print("{} x {}: {} layouts fit, {} do not; {:.1f} s\n\n", num_ranks, machine.name, found.fitting.size(),
+               found.num_too_large, seconds);
+    require(!found.fitting.empty(), "no layout fits the {} of a GPU: use more GPUs, or bfloat16 moments",
+            format_gib(static_cast<std::size_t>(machine.memory_bytes)));
+    const double best = found.fitting.front().tokens_per_second_per_gpu;
+    print_head();
+    for (std::size_t i = 0; i < std::min(found.fitting.size(), static_cast<std::size_t>(num_rows)); ++i) {
+      print_row(found.fitting[i], best);
+    }
+    fmt::print(
+        "\n= is within {:.0f} % of the fastest, less than the plan's error. Layouts that no other one beats in both "
+        "speed and memory:\n\n",
+        100.0 * kError);
+    print_head();
+    for (const FoundLayout& layout : frontier(found.fitting)) print_row(layout, best);
+    if (toml.empty()) return;
+    JobConfig fastest = found.fitting.front().config;
+    write_whole_file(toml, config_table(fastest).to_toml());
+    fmt::print("\nThe fastest is in {}.\n", toml.string());
+  }
+
+  static constexpr double kError = 0.03;  // of a plan: docs/planner.md
+
+  static void print_head() {
+    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:>9}{:>11}{:>18}\n", "pp", "tp", "ep", "dp", "batch",
+               "schedule", "recompute", "bubble", "memory", "tokens/s per GPU");
+  }
+
+  void print_row(const FoundLayout& layout, double best) const {
+    const JobConfig& config = layout.config;
+    const auto& p = config.parallelism;
+    const auto modes = recompute_modes();
+    const auto mode = std::ranges::find(modes, config.activation_checkpoint.mode, &decltype(modes)::value_type::second);
+    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:>7.1f} %{:>11}{:>16.0f} {}\n", p.pipeline_parallel_degree,
+               p.tensor_parallel_degree, p.expert_parallel_degree,
+               num_ranks / (p.pipeline_parallel_degree * p.tensor_parallel_degree * p.context_parallel_degree),
+               config.micro_batch_size(), p.pipeline_parallel_degree > 1 ? p.pipeline_parallel_schedule : "-",
+               mode->first, 100.0 * layout.bubble, format_gib(static_cast<std::size_t>(layout.memory_bytes)),
+               layout.tokens_per_second_per_gpu, layout.tokens_per_second_per_gpu >= (1.0 - kError) * best ? "=" : "");
+  }
+};
+
+void add_search_command(CLI::App& parent) {
+  auto command = std::make_shared<SearchCommand>();
+  CLI::App* app =
+      parent.add_subcommand("search", "Which layouts fit a cluster that is not there, and which of them are fastest");
+  const auto arguments = std::make_shared<ConfigArguments>(app);
+  app->add_option("--cluster", command->cluster, "A file of clusters/: the rates of a kind of GPU")->required();
+  app->add_option("--ranks", command->num_ranks, "GPUs of the run")->required()->transform(as_count(1, kMaxRanks));
+  app->add_option("--routing", command->routing,
+                  "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
+  app->add_option("--rows", command->num_rows, "Layouts to print")->transform(as_count(1, 1000))->capture_default_str();
+  app->add_option("--out,--output", command->out, "Write the configuration of the fastest layout to this file");
+  app->footer(
+      "Keys of the configuration as in `tessera train`. Searched are the degrees of pipeline, tensor and expert\n"
+      "parallelism, the schedule, the micro-batch and recomputation. training.global_batch_size stays as it is.");
+  app->callback([command, arguments] { command->run(arguments->read()); });
+}
+
 }  // namespace
 
 void add_plan_commands(CLI::App& app) {
@@ -332,6 +411,7 @@ void add_plan_commands(CLI::App& app) {
   add_schedule_command(*command);
   add_memory_command(*command);
   add_time_command(*command);
+  add_search_command(*command);
 }
 
 }  // namespace tessera

@@ -18,6 +18,8 @@
 //   turn round in the middle.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <optional>
 #include <string>
 #include <string_view>
@@ -96,3 +98,11 @@ PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks
                                         int num_micro_batches);
 
 }  // namespace tessera
+
+/// Formats a pass as describe() does, and only if the text is needed.
+template <>
+struct fmt::formatter<tessera::PipelinePass> : fmt::formatter<std::string> {
+  auto format(const tessera::PipelinePass& pass, format_context& context) const {
+    return formatter<std::string>::format(tessera::describe(pass), context);
+  }
+};

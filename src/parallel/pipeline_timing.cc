@@ -55,8 +55,8 @@ void require_shape(const PipelineSchedule& schedule) {
       for_each_pass(action, [&](const PipelinePass& pass) {
         require(pass.stage >= 0 && pass.stage < num_stages && pass.micro_batch >= 0 &&
                     pass.micro_batch < schedule.num_micro_batches,
-                "pipeline schedule: rank {} has the {}, expected stages 0 to {} and micro-batches 0 to {}", rank,
-                describe(pass), num_stages - 1, schedule.num_micro_batches - 1);
+                "pipeline schedule: rank {} has the {}, expected stages 0 to {} and micro-batches 0 to {}", rank, pass,
+                num_stages - 1, schedule.num_micro_batches - 1);
       });
     }
   }
@@ -224,13 +224,12 @@ void require_places(const PipelineSchedule& schedule) {
     for (const PipelineAction& action : schedule.actions[rank]) {
       for_each_pass(action, [&](const PipelinePass& pass) {
         const int owner = schedule.rank_of_stage[pass.stage];
-        require(owner == rank, "pipeline schedule: rank {} has the {}, which belongs on rank {}", rank, describe(pass),
-                owner);
+        require(owner == rank, "pipeline schedule: rank {} has the {}, which belongs on rank {}", rank, pass, owner);
       });
       if (!action.overlapped) continue;
       require(action.pass.kind == Pass::kForward && action.overlapped->kind == Pass::kBackward,
               "pipeline schedule: rank {} overlaps the {} with the {}, expected a forward with a backward", rank,
-              describe(action.pass), describe(*action.overlapped));
+              action.pass, *action.overlapped);
     }
   }
 }
@@ -247,11 +246,11 @@ void require_complete(const PipelineSchedule& schedule) {
       for_each_pass(action, [&](const PipelinePass& pass) {
         Seen& seen = table.at(pass.stage, pass.micro_batch);
         const auto once = [&](bool& done) {
-          require(!done, "pipeline schedule: rank {} has the {} although it is done", rank, describe(pass));
+          require(!done, "pipeline schedule: rank {} has the {} although it is done", rank, pass);
           done = true;
         };
         require(pass.kind != Pass::kBackwardWeight || seen.input,
-                "pipeline schedule: rank {} has the {} before its input gradient", rank, describe(pass));
+                "pipeline schedule: rank {} has the {} before its input gradient", rank, pass);
         if (pass.kind == Pass::kForward) once(seen.forward);
         if (pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardInput) once(seen.input);
         if (pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardWeight) once(seen.weight);
@@ -263,7 +262,7 @@ void require_complete(const PipelineSchedule& schedule) {
       const Seen& seen = table.at(stage, micro_batch);
       const auto require_seen = [&](bool done, Pass kind) {
         require(done, "pipeline schedule: rank {} lacks the {}", schedule.rank_of_stage[stage],
-                describe({kind, stage, micro_batch}));
+                PipelinePass{kind, stage, micro_batch});
       };
       require_seen(seen.forward, Pass::kForward);
       require_seen(seen.input, Pass::kBackward);

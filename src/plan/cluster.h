@@ -37,9 +37,10 @@ struct Cluster {
   };
 
   std::string name;
-  int gpus_per_domain = 1;    // GPUs that NVLink connects
-  Link domain, network;       // between GPUs of a domain, and of different ones
-  double memory_bytes = 0.0;  // of a GPU
+  int gpus_per_domain = 1;      // GPUs that NVLink connects
+  Link domain, network;         // between GPUs of a domain, and of different ones
+  double memory_bytes = 0.0;    // of a GPU
+  double reserved_bytes = 0.0;  // of that, what CUDA and NCCL take
   double dollars_per_gpu_hour = 0.0;
   double peak_flop_per_second = 0.0;  // dense bfloat16, for MFU
   int num_sms = 0;

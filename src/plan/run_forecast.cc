@@ -22,6 +22,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
   std::vector<std::unique_ptr<TrainingStep>> steps;
   std::vector<std::unique_ptr<TransferTimes>> transfers;
   std::vector<StepTimes> times;
+  const RoutingSpread spread = experts_spread(cluster, job, run.degrees, routing);
   for (std::int64_t pp = 0; pp < run.degrees.pp; ++pp) {
     const std::int64_t rank = pp * ranks_of_stage;
     const auto mesh = std::make_shared<Mesh>(Mesh::planned(run.degrees, rank));
@@ -30,7 +31,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
     const TrainingStep& step = *steps.back();
     input.dry_runs.push_back(&step.dry_run());
     if (step.memory_plan().total() > result.memory.total()) result.memory = step.memory_plan();
-    transfers.push_back(std::make_unique<TransferTimes>(cluster, job, run.degrees, rank, routing));
+    transfers.push_back(std::make_unique<TransferTimes>(cluster, job, run.degrees, rank, spread));
     times.push_back({.of_operator = [&cluster](const RecordedOperator& call) { return cluster.time_of(call); },
                      .of_transfer = [&of = *transfers.back()](const RecordedTransfer& one) { return of.seconds(one); },
                      .overlap_cost = cluster.overlap_cost,

@@ -21,18 +21,16 @@ bool is_dispatch(const RecordedTransfer& transfer) { return transfer.choices.num
 
 }  // namespace
 
-TransferTimes::TransferTimes(const Cluster& cluster, const JobConfig& job, const MeshDegrees& degrees,
-                             std::int64_t rank, RoutingKind routing)
-    : cluster_(cluster), job_(job), degrees_(degrees), rank_(rank) {
+RoutingSpread experts_spread(const Cluster& cluster, const JobConfig& job, const MeshDegrees& degrees,
+                             RoutingKind routing) {
   const ModelConfig& model = job.model.args;
-  if (degrees.ep == 1 || model.num_moe_layers() == 0) return;
-  spread_ =
-      spread_of({.kind = routing,
-                 .num_experts = model.num_experts,
-                 .top_k = model.top_k,
-                 .num_groups = std::max<std::int64_t>(model.n_expert_groups, 1),
-                 .num_limited_groups = std::max<std::int64_t>(model.n_limited_groups, 1),
-                 .domain_of_rank = domains_of(ranks_of_group(degrees, rank, "ep"), rank, cluster.gpus_per_domain)});
+  if (degrees.ep == 1 || model.num_moe_layers() == 0) return {};
+  return spread_of({.kind = routing,
+                    .num_experts = model.num_experts,
+                    .top_k = model.top_k,
+                    .num_groups = std::max<std::int64_t>(model.n_expert_groups, 1),
+                    .num_limited_groups = std::max<std::int64_t>(model.n_limited_groups, 1),
+                    .domain_of_rank = domains_of(ranks_of_group(degrees, 0, "ep"), 0, cluster.gpus_per_domain)});
 }
 
 const TransferTimes::Group& TransferTimes::group(const std::string& axis) const {

@@ -15,11 +15,17 @@
 
 namespace tessera {
 
+/// Returns to how many ranks the tokens of rank 0 go.
+RoutingSpread experts_spread(const Cluster& cluster, const JobConfig& job, const MeshDegrees& degrees,
+                             RoutingKind routing);
+
 class TransferTimes {
  public:
-  /// Of the transfers of `rank`. Ranks lie in domains in their order. All of it must outlive this.
+  /// Of the transfers of `rank`. Ranks lie in domains in their order. `spread` is that of experts_spread(). Cluster and
+  /// job must outlive this.
   TransferTimes(const Cluster& cluster, const JobConfig& job, const MeshDegrees& degrees, std::int64_t rank,
-                RoutingKind routing);
+                const RoutingSpread& spread)
+      : cluster_(cluster), job_(job), degrees_(degrees), rank_(rank), spread_(spread) {}
 
   double seconds(const RecordedTransfer& transfer) const;
   /// Returns the part of a GPU's SMs that a dispatcher's call takes while operators run beside it.

@@ -220,6 +220,21 @@ TEST_F(Cli, PlanTimeNeedsRates) {
   EXPECT_THAT(time({cluster, "--json"}, 0), HasSubstr("\"dollars_per_1e9_tokens\""));
 }
 
+TEST_F(Cli, PlanSearchWritesTheFastestLayout) {
+  const std::string toml = (scratch_ / "fastest.toml").string();
+  const Finished found = run({"plan", "search", std::string("--cluster=") + CLUSTERS + "/h200.toml", "--ranks=4",
+                              "--training.seq_len=64", "--training.global_batch_size=8", "--out", toml});
+  if (!cuda::is_built()) {
+    EXPECT_EQ(found.status, 2);
+    EXPECT_THAT(found.output, HasSubstr(cuda::why_unavailable()));
+    return;
+  }
+  EXPECT_EQ(found.status, 0) << found.output;
+  EXPECT_THAT(found.output,
+              AllOf(HasSubstr("layouts fit"), HasSubstr("ZBVZeroBubble"), HasSubstr("The fastest is in")));
+  EXPECT_EQ(run({"plan", "memory", toml, "--ranks=4"}).status, 0);
+}
+
 TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
   const auto plan = [&](const std::vector<std::string>& more) {
     std::vector<std::string> all = {"plan", "memory", "--training.seq_len=64", "--model.args.n_layers=4"};

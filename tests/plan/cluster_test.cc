@@ -17,6 +17,7 @@ name = "small"
 gpus_per_domain = 4
 sms = 100
 memory_gib = 8
+reserved_gib = 1
 peak_tflop_per_s = 100
 dollars_per_gpu_hour = 2
 microseconds_per_transfer = 10

@@ -161,7 +161,7 @@ TEST(RunForecast, TransfersAreBoundByTheSlowerLink) {
   cluster.network.bytes_per_second = 10.0;
   const JobConfig job = config_of_ranks({});
   const auto seconds = [&](const MeshDegrees& degrees, std::int64_t ranks, const char* kind, const char* axis) {
-    const TransferTimes times(cluster, job, resolve(degrees, ranks), 0, RoutingKind::kUniform);
+    const TransferTimes times(cluster, job, resolve(degrees, ranks), 0, {});
     return times.seconds({.kind = kind, .axis = axis, .bytes = 1600.0, .choices = {}, .pass = {}});
   };
   const MeshDegrees shard;
@@ -183,7 +183,8 @@ TEST(RunForecast, DirectSendsARowOncePerRankAndDomain) {
     Cluster one = cluster;
     (one.*link).*rate = 1.0;
     const JobConfig job = config_of_ranks({fmt::format("--parallelism.expert_parallel_comm_backend={}", backend)});
-    const TransferTimes times(one, job, resolve({.ep = 4}, 4), 0, RoutingKind::kForced);
+    const MeshDegrees degrees = resolve({.ep = 4}, 4);
+    const TransferTimes times(one, job, degrees, 0, experts_spread(one, job, degrees, RoutingKind::kForced));
     const ModelConfig& model = job.model.args;
     return times.seconds({.kind = "dispatch",
                           .axis = "ep",

@@ -1,0 +1,42 @@
+// Finds the layouts of a run on a cluster that fit its GPUs, and how fast they are. Each one is planned and timed in
+// full (plan/run_forecast.h): no formula stands for a layout.
+#pragma once
+
+#include <vector>
+
+#include "plan/run_forecast.h"
+
+namespace tessera {
+
+struct LayoutSearch {
+  const JobConfig& job;  // what is not searched stays as it is here
+  std::int64_t num_ranks = 1;
+  const Cluster& cluster;
+  RoutingKind routing = RoutingKind::kUniform;
+  Device device = Device::kCuda;  // whose operators are planned
+  int num_threads = 1;
+};
+
+struct FoundLayout {
+  JobConfig config;
+  double tokens_per_second_per_gpu = 0.0;
+  double memory_bytes = 0.0;  // of the rank that takes most, with Cluster::reserved_bytes
+  double bubble = 0.0;        // of the slowest rank, as a part of the step
+};
+
+struct FoundLayouts {
+  std::vector<FoundLayout> fitting;  // the fastest first
+  std::size_t num_too_large = 0;     // layouts that were planned, and do not fit
+};
+
+/// Searches the degrees of tensor, pipeline and expert parallelism: powers of two, of which tensor parallelism stays
+/// within a domain. First all degrees are planned with 1F1B, full recomputation and micro-batches of one sequence,
+/// which take least memory. The dozen that are fastest so are then planned with all schedules, modes and micro-batches
+/// of 1, 2 and 4 sequences. Modes that take more memory are left out where one that takes less does not fit. All
+/// layouts have job's sequences per step. Throws Error if no layout is possible at all.
+FoundLayouts search_layouts(const LayoutSearch& search);
+
+/// Returns the layouts that no other one beats in both speed and memory, the fastest first.
+std::vector<FoundLayout> frontier(const std::vector<FoundLayout>& fastest_first);
+
+}  // namespace tessera
