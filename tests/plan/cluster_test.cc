@@ -60,7 +60,7 @@ source = "a test"
 
 class ClusterFile : public ::testing::Test {
  protected:
-  std::filesystem::path write(std::string text) {
+  std::filesystem::path write(const std::string& text) {
     write_whole_file(path_, text);
     return path_;
   }
@@ -72,10 +72,9 @@ class ClusterFile : public ::testing::Test {
     return text.replace(at, from.size(), to);
   }
 
-  ClusterFile() : path_(std::filesystem::path(::testing::TempDir()) / fmt::format("cluster_{}.toml", getpid())) {}
-  ~ClusterFile() override { std::filesystem::remove(path_); }
+  void TearDown() override { std::filesystem::remove(path_); }
 
-  std::filesystem::path path_;
+  std::filesystem::path path_ = std::filesystem::path(::testing::TempDir()) / fmt::format("cluster_{}.toml", getpid());
 };
 
 RecordedOperator gemm(std::int64_t m, std::int64_t k, std::int64_t n, bool accumulates) {

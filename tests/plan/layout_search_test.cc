@@ -55,7 +55,8 @@ std::vector<std::pair<double, double>> all_layouts(const Cluster& cluster) {
             const RunForecast forecast = forecast_run({job, Device::kCpu, resolved}, cluster, RoutingKind::kUniform);
             if (static_cast<double>(forecast.memory.total()) > cluster.memory_bytes) continue;
             found.emplace_back(-forecast.tokens_per_second_per_gpu(), static_cast<double>(forecast.memory.total()));
-          } catch (const Error&) {  // no such layout
+          } catch (const Error&) {
+            continue;  // no such layout
           }
         }
       }

@@ -100,9 +100,8 @@ TEST(RunForecast, WhatAddsUpIsTheStep) {
     EXPECT_NEAR(sum, result.step.passes_seconds - rank.bubble_seconds + rank.once_seconds(), 1e-9 * sum);
     EXPECT_EQ(result.seconds, result.step.seconds * costly_cluster().slowest_of(layout.num_ranks));
     EXPECT_GT(result.memory.total(), 0u);
-    EXPECT_EQ(
-        result.tokens,
-        4.0 * 32 * static_cast<double>(result.num_ranks / (layout.degrees.tp * layout.degrees.cp * layout.degrees.pp)));
+    const std::int64_t num_batches = result.num_ranks / (layout.degrees.tp * layout.degrees.cp * layout.degrees.pp);
+    EXPECT_EQ(result.tokens, static_cast<double>(4 * 32 * num_batches));
   }
 }
 
