@@ -194,20 +194,7 @@ struct TimeCommand {
   void run_on_cpu(const JobConfig& job) const {
     require(job.training.device != DeviceChoice::kCuda && num_ranks == 1,
             "--calibration is for steps of one rank on a CPU; --cluster has the rates of GPUs");
-    const Calibration rates = read_calibration(calibration);
-    const int threads = job.training.num_threads > 0 ? static_cast<int>(job.training.num_threads) : num_threads();
-    require(rates.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
-            calibration, rates.threads, threads);
-    if (rates.program != version()) {
-      spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
-                   calibration, rates.program, version());
-    }
-    const TrainingStep step(job);
-    const StepTimes times{.of_operator = [&](const RecordedOperator& call) { return rates.time_of(call); },
-                          .of_transfer = {},
-                          .seconds_per_operator = rates.seconds_per_operator};
-    const StepForecast forecast = forecast_step(
-        {.dry_runs = {&step.dry_run()}, .schedule = job.pipeline_schedule({.dp_shard = 1})}, std::span(&times, 1));
+    const StepForecast forecast = forecast_on_cpu(job, read_calibration(calibration));
     const double tokens = static_cast<double>(job.sequences_per_step() * job.training.seq_len);
     if (json) return fmt::print("{}\n", json_text(json_of(forecast, forecast.seconds, tokens)));
     print_lines(forecast);

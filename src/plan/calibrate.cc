@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <span>
 
 #include "base/median.h"
 #include "base/version.h"
 #include "config/job_config.h"
-#include "plan/random_tokens.h"
+#include "ops/runtime/inventory.h"
+#include "plan/random_steps.h"
 #include "run/record/run_info.h"
 #include "step/training_step.h"
 #include "tensor/parallel.h"
@@ -17,7 +19,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kWarmUpSteps = 1;
+// On a GPU the first steps load kernels, and record a graph each.
+constexpr int kWarmUpSteps = 1, kWarmUpStepsOnGpu = 4;
 
 constexpr const char* kModel = R"(
 [model.args]
@@ -30,19 +33,28 @@ steps = 1000
 
 /// The sizes of a model and of its step. Together the models cover small and large operands of every operator.
 struct Probe {
-  std::int64_t dim, inter_dim, moe_inter_dim, layers, heads, q_lora_rank, experts, top_k, vocab_size, batch, seq_len;
+  std::int64_t dim, inter_dim, moe_inter_dim, layers, heads, head_dim, rope_dim, q_lora_rank, kv_lora_rank;
+  std::int64_t experts, top_k, vocab_size, batch, seq_len;
   bool balances;      // has the balance loss
   bool has_variants;  // is trained in the variants too
 };
 constexpr Probe kProbes[] = {
-    {64, 160, 64, 2, 2, 0, 4, 2, 512, 4, 64, true, false},
-    {128, 352, 96, 3, 4, 64, 8, 2, 1024, 2, 256, false, true},
-    {192, 512, 128, 2, 4, 0, 4, 1, 2048, 4, 128, false, false},
-    {256, 704, 192, 3, 4, 128, 8, 3, 2048, 4, 256, true, true},
-    {256, 640, 160, 2, 8, 0, 16, 4, 4096, 1, 2048, true, false},
-    {384, 1024, 256, 2, 6, 192, 8, 2, 4096, 2, 512, false, false},
-    {512, 1376, 352, 2, 8, 256, 8, 3, 8192, 2, 256, true, false},
-    {512, 1024, 192, 3, 8, 0, 16, 2, 2048, 4, 512, false, false},
+    {64, 160, 64, 2, 2, 32, 32, 0, 32, 4, 2, 512, 4, 64, true, false},
+    {128, 352, 96, 3, 4, 32, 32, 64, 64, 8, 2, 1024, 2, 256, false, true},
+    {192, 512, 128, 2, 4, 48, 32, 0, 96, 4, 1, 2048, 4, 128, false, false},
+    {256, 704, 192, 3, 4, 64, 32, 128, 128, 8, 3, 2048, 4, 256, true, true},
+    {256, 640, 160, 2, 8, 32, 32, 0, 128, 16, 4, 4096, 1, 2048, true, false},
+    {384, 1024, 256, 2, 6, 64, 32, 192, 192, 8, 2, 4096, 2, 512, false, false},
+    {512, 1376, 352, 2, 8, 64, 32, 256, 256, 8, 3, 8192, 2, 256, true, false},
+    {512, 1024, 192, 3, 8, 64, 32, 0, 256, 16, 2, 2048, 4, 512, false, false},
+};
+/// For a GPU of 80 GB: layers of the 16B and the 671B model among smaller ones.
+constexpr Probe kGpuProbes[] = {
+    {1024, 2816, 704, 3, 8, 128, 64, 0, 512, 32, 4, 32768, 8, 1024, false, false},
+    {2048, 4096, 1408, 2, 16, 128, 64, 0, 512, 16, 6, 32768, 1, 4096, false, false},
+    {2048, 10944, 1408, 3, 16, 128, 64, 0, 512, 64, 6, 102400, 2, 8192, false, true},
+    {4096, 8192, 1024, 2, 32, 128, 64, 768, 512, 32, 4, 32768, 2, 4096, true, false},
+    {7168, 18432, 2048, 2, 128, 128, 64, 1536, 512, 16, 4, 16384, 2, 4096, true, false},
 };
 
 using Overrides = std::vector<std::string>;
@@ -53,33 +65,38 @@ Overrides joined(Overrides a, const Overrides& b) {
 }
 
 /// The precisions that every probe is trained in.
-std::vector<Overrides> precisions() {
-  const std::string linear = "quantize.linear.mx", grouped = "quantize.grouped_mm.mx";
+std::vector<Overrides> precisions(Device device) {
+  const std::string linear = "quantize.linear.mx", grouped = "quantize.grouped_mm.mx", both = linear + "," + grouped;
   const auto quantized = [](const std::string& converters) { return Overrides{"--model.converters=" + converters}; };
-  return {{"--training.mixed_precision_param=float32"},
-          {},
-          quantized(linear),
-          quantized(grouped),
-          quantized(linear + "," + grouped),
-          joined(quantized(linear + "," + grouped),
-                 {"--" + linear + ".recipe_name=fp8_blockwise", "--" + grouped + ".recipe_name=fp8_blockwise"})};
+  const auto with = [&](const std::string& key, const std::string& value) {
+    return Overrides{"--" + linear + "." + key + "=" + value, "--" + grouped + "." + key + "=" + value};
+  };
+  const Overrides fp8_blockwise = joined(quantized(both), with("recipe_name", "fp8_blockwise"));
+  if (device == Device::kCpu) {
+    return {{"--training.mixed_precision_param=float32"},
+            {},
+            quantized(linear),
+            quantized(grouped),
+            quantized(both),
+            fp8_blockwise};
+  }
+  const Overrides forced = {"--debug.moe_force_load_balance=true"};
+  const Overrides output = {"--" + linear + ".convert_output=true"}, blocks = with("block_shape", "128x128");
+  return {forced, joined(forced, quantized(both)), joined(joined(forced, quantized(both)), joined(blocks, output)),
+          joined(joined(forced, fp8_blockwise), output)};
 }
 
 /// Ways to train that have a few operators of their own. Some probes are trained in them too, in every precision.
-std::vector<Overrides> variants() {
+std::vector<Overrides> variants(Device device) {
   const Overrides full = {"--activation_checkpoint.mode=full"}, selective = {"--activation_checkpoint.mode=selective"};
+  const Overrides other_heads = {"--model.args.num_shared_experts=0", "--model.args.num_mtp_modules=1"};
+  if (device == Device::kCuda) return {full, other_heads};
   // Blocks of 32 do not divide the output of wkv_a.
   const Overrides unaligned = {"--model.args.qk_rope_head_dim=16"};
-  return {full,
-          selective,
-          unaligned,
-          joined(unaligned, full),
-          joined(unaligned, selective),
-          {"--model.args.num_shared_experts=0", "--model.args.num_mtp_modules=1"}};
+  return {full, selective, unaligned, joined(unaligned, full), joined(unaligned, selective), other_heads};
 }
 
 JobConfig config_of(const Probe& probe, const Overrides& way, int num_micro_batches) {
-  const std::int64_t head = probe.dim / probe.heads;
   std::vector<std::string> overrides = {
       fmt::format("--model.args.dim={}", probe.dim),
       fmt::format("--model.args.inter_dim={}", probe.inter_dim),
@@ -87,10 +104,10 @@ JobConfig config_of(const Probe& probe, const Overrides& way, int num_micro_batc
       fmt::format("--model.args.n_layers={}", probe.layers),
       fmt::format("--model.args.n_heads={}", probe.heads),
       fmt::format("--model.args.q_lora_rank={}", probe.q_lora_rank),
-      fmt::format("--model.args.kv_lora_rank={}", probe.dim / 2),
-      fmt::format("--model.args.qk_nope_head_dim={}", head),
-      "--model.args.qk_rope_head_dim=32",
-      fmt::format("--model.args.v_head_dim={}", head),
+      fmt::format("--model.args.kv_lora_rank={}", probe.kv_lora_rank),
+      fmt::format("--model.args.qk_nope_head_dim={}", probe.head_dim),
+      fmt::format("--model.args.qk_rope_head_dim={}", probe.rope_dim),
+      fmt::format("--model.args.v_head_dim={}", probe.head_dim),
       fmt::format("--model.args.num_experts={}", probe.experts),
       fmt::format("--model.args.top_k={}", probe.top_k),
       fmt::format("--model.args.vocab_size={}", probe.vocab_size),
@@ -108,38 +125,26 @@ JobConfig config_of(const Probe& probe, const Overrides& way, int num_micro_batc
 struct TimedModel {
   JobConfig config;
   std::vector<RecordedOperator> operators;  // of a step
-  std::vector<std::vector<double>> times;   // by operator, of every step
-  std::vector<double> step_seconds;
+  std::vector<std::vector<double>> times;   // by operator, of every round
+  std::vector<double> step_seconds;         // without what a GPU ran besides operators
 };
 
 /// Trains a model anew for a few steps, and adds their times.
-void time_steps(TimedModel& model, int num_steps) {
-  TrainingStep step(model.config);
+void time_steps(TimedModel& model, Device device, int num_steps) {
+  const auto mesh = std::make_shared<Mesh>();
+  TrainingStep step(model.config, mesh, device);
   step.allocate();
-  std::vector<Batch> batches;
-  for (std::int64_t i = 0; i < model.config.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
-  RandomTokens tokens(model.config, 0);
-  StepRecord record;
-  step.set_record(&record);
-  for (int i = 0; i < kWarmUpSteps + num_steps; ++i) {
-    for (Batch& batch : batches) batch.fill(tokens.next());
-    record.clear();
-    const auto begin = std::chrono::steady_clock::now();
-    step.run(i + 1, batches);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    if (i < kWarmUpSteps) continue;
-    model.step_seconds.push_back(seconds);
-    const std::vector<RecordedOperator>& operators = record.operators();
-    if (model.operators.empty()) {
-      model.operators = operators;
-      model.times.resize(operators.size());
-    }
-    TESSERA_CHECK(operators.size() == model.operators.size(), "{} {}", operators.size(), model.operators.size());
-    for (std::size_t k = 0; k < operators.size(); ++k) {
-      TESSERA_CHECK(operators[k].is_same_call(model.operators[k]), "{}", operators[k].name);
-      model.times[k].push_back(operators[k].seconds);
-    }
+  RandomSteps steps(step, model.config, *mesh);
+  for (int i = 0; i < (device == Device::kCpu ? kWarmUpSteps : kWarmUpStepsOnGpu); ++i) steps.run();
+  const RandomSteps::Timed timed = steps.time_operators(num_steps);
+  model.step_seconds.push_back(timed.step_seconds - timed.other_seconds);
+  if (model.operators.empty()) {
+    model.operators = timed.operators;
+    model.times.resize(timed.operators.size());
   }
+  TESSERA_CHECK(timed.operators.size() == model.operators.size(), "{} {}", timed.operators.size(),
+                model.operators.size());
+  for (std::size_t k = 0; k < model.operators.size(); ++k) model.times[k].push_back(timed.operators[k].seconds);
 }
 
 std::string today() {
@@ -149,13 +154,14 @@ std::string today() {
 
 }  // namespace
 
-std::vector<JobConfig> calibration_models() {
+std::vector<JobConfig> calibration_models(Device device) {
   std::vector<JobConfig> models;
-  for (const Probe& probe : kProbes) {
-    for (const Overrides& precision : precisions()) {
+  for (const Probe& probe : device == Device::kCpu ? std::span<const Probe>(kProbes) : kGpuProbes) {
+    for (const Overrides& precision : precisions(device)) {
       models.push_back(config_of(probe, precision, 2));
       if (!probe.has_variants) continue;
-      for (const Overrides& variant : variants()) models.push_back(config_of(probe, joined(precision, variant), 2));
+      for (const Overrides& variant : variants(device))
+        models.push_back(config_of(probe, joined(precision, variant), 2));
     }
   }
   return models;
@@ -163,12 +169,12 @@ std::vector<JobConfig> calibration_models() {
 
 Calibration calibrate(const CalibrateOptions& options) {
   std::vector<TimedModel> models;
-  for (const JobConfig& config : calibration_models()) models.push_back({config, {}, {}, {}});
+  for (const JobConfig& config : calibration_models(options.device)) models.push_back({config, {}, {}, {}});
   std::size_t done = 0;
   for (int round = 0; round < options.rounds; ++round) {
     for (TimedModel& model : models) {
       if (options.progress) options.progress(done++, models.size() * static_cast<std::size_t>(options.rounds));
-      time_steps(model, options.steps);
+      time_steps(model, options.device, options.steps);
     }
   }
   std::map<std::string, std::vector<MeasuredCall>> calls;  // by class
@@ -183,12 +189,13 @@ Calibration calibrate(const CalibrateOptions& options) {
     host.push_back((median(model.step_seconds) - in_operators) / static_cast<double>(model.operators.size()));
   }
   Calibration calibration;
-  calibration.machine = processor_name();
+  const bool is_gpu = options.device == Device::kCuda;
+  calibration.machine = is_gpu ? cuda::gpu_name() : processor_name();
   calibration.program = version();
   calibration.date = today();
-  calibration.threads = num_threads();
+  calibration.threads = is_gpu ? 0 : num_threads();
   for (const auto& [name, of_class] : calls) calibration.operators.emplace(name, fit_rate(of_class));
-  calibration.seconds_per_operator = median(host);
+  calibration.seconds_per_operator = std::max(0.0, median(host));
   return calibration;
 }
 

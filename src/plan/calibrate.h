@@ -1,5 +1,5 @@
-// Measures how fast this machine executes operators, within steps of small models, where caches, threads and clocks are
-// as in training.
+// Measures how fast this machine's CPU or GPU executes operators, within steps of small models, where caches, threads
+// and clocks are as in training.
 #pragma once
 
 #include <functional>
@@ -12,17 +12,17 @@ namespace tessera {
 
 /// Returns the models that are trained. Between them they have every class of operators that a step of one rank may
 /// have.
-std::vector<JobConfig> calibration_models();
+std::vector<JobConfig> calibration_models(Device device);
 
 struct CalibrateOptions {
-  int steps = 3;   // timed per model and round
-  int rounds = 3;  // of all models: a slow moment of the machine then meets all of them
+  Device device = Device::kCpu;  // or kCuda
+  int steps = 3;                 // timed per model and round
+  int rounds = 3;                // of all models: a slow moment of the machine then meets all of them
   /// Is called before each model of each round, with how many are done and how many there are.
   std::function<void(std::size_t done, std::size_t count)> progress;
 };
 
-/// Trains the calibration's models for a few steps on the CPU, times every operator, and fits the rates to the
-/// medians.
+/// Trains the calibration's models for a few steps, times every operator, and fits the rates to the medians.
 Calibration calibrate(const CalibrateOptions& options);
 
 }  // namespace tessera

@@ -1,8 +1,11 @@
 #include "plan/calibration.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <sstream>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -15,6 +18,19 @@ constexpr std::uint64_t kVersion = 1;
 /// Errors of calls count as parts of their time and of this time together, because a short call's time is not
 /// repeatable, and counts little.
 constexpr double kShortCall = 5e-6;
+
+/// Returns the words of a class: the operator, "+=", and the types of operands.
+std::vector<std::string> words_of(const std::string& name) {
+  std::istringstream stream(name);
+  return {std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()};
+}
+
+/// Returns the first type among them. "NT" of a gemm and "+=" are no types.
+std::string first_type(const std::vector<std::string>& words) {
+  const auto found =
+      std::find_if(words.begin() + 1, words.end(), [](const std::string& word) { return std::islower(word.front()); });
+  return found == words.end() ? std::string() : *found;
+}
 
 }  // namespace
 
@@ -29,18 +45,30 @@ bool OperatorRate::extrapolates(const OperatorWork& work) const {
   return work.bytes() * kFactor < least_bytes || work.bytes() > kFactor * most_bytes;
 }
 
-const OperatorRate& Calibration::rate(const std::string& name) const {
-  const auto found = operators.find(name);
-  require(found != operators.end(),
-          "'{}' has no rate of '{}'; `tessera bench calibrate` measures all operators of this program on a machine",
-          path.string(), name);
-  return found->second;
+std::string Calibration::measured_class(const std::string& name) const {
+  if (operators.contains(name)) return name;
+  const std::vector<std::string> wanted = words_of(name);
+  const std::string* best = nullptr;
+  std::size_t most = 0;
+  for (const auto& [other, rate] : operators) {
+    const std::vector<std::string> words = words_of(other);
+    if (words.front() != wanted.front() || first_type(words) != first_type(wanted)) continue;
+    std::size_t common = 1;
+    for (const std::string& word : wanted) common += static_cast<std::size_t>(std::ranges::count(words, word) > 0);
+    if (common > most) best = &other;
+    most = std::max(most, common);
+  }
+  return best == nullptr ? std::string() : *best;
 }
 
 OperatorTime Calibration::time_of(const RecordedOperator& call) const {
-  const OperatorRate& of_class = rate(class_of(call));
+  const std::string name = class_of(call), measured = measured_class(name);
+  require(!measured.empty(),
+          "'{}' has no rate of '{}'; `tessera bench calibrate` measures all operators of this program on a machine",
+          path.string(), name);
+  const OperatorRate& rate = operators.at(measured);
   const OperatorWork work = work_of(call);
-  return {.seconds = of_class.seconds(work), .is_extrapolated = of_class.extrapolates(work)};
+  return {.seconds = rate.seconds(work), .is_extrapolated = measured != name || rate.extrapolates(work)};
 }
 
 OperatorRate fit_rate(std::span<const MeasuredCall> calls) {

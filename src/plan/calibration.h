@@ -31,7 +31,7 @@ struct OperatorRate {
 /// Says how long a call takes, as a plan reckons it.
 struct OperatorTime {
   double seconds = 0.0;
-  bool is_extrapolated = false;  // the call is far from all that were measured
+  bool is_extrapolated = false;  // the call is far from all that were measured, or has operands of other types
 };
 
 /// Describes a call that was measured.
@@ -41,15 +41,17 @@ struct MeasuredCall {
 };
 
 struct Calibration {
-  std::string machine, program, date;  // the processor, version(), and the day as year-month-day
-  int threads = 1, ranks = 1;
+  std::string machine, program, date;  // the processor or GPU, version(), and the day as year-month-day
+  int threads = 1;                     // 0: of a GPU
+  int ranks = 1;
   std::map<std::string, OperatorRate> operators;  // by class
   double seconds_per_operator = 0.0;              // of a step, besides its operators, for each of them
 
-  /// Returns the rates of a class. Throws Error, which names the class, the file and the remedy, if it was not
-  /// measured.
-  const OperatorRate& rate(const std::string& name) const;
+  /// Returns the class itself if it was measured. Otherwise returns the most similar one of the same operator, whose
+  /// first operand has the same type. Returns an empty text if there is none.
+  std::string measured_class(const std::string& name) const;
 
+  /// Throws Error, which names the class, the file and the remedy, if there is no measured_class.
   OperatorTime time_of(const RecordedOperator& call) const;
 
   /// The file that it was read from, for errors. It is no part of the file.

@@ -97,6 +97,7 @@ Cluster::Link read_link(Reader reader) {
 
 void read_direct(Reader reader, Cluster& cluster) {
   cluster.direct_bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3);
+  cluster.direct_overlap_cost = reader.number("overlap_cost");
   cluster.sm_written_per_second = kGiga * reader.number("written_gb_per_s_per_sm", 1e-3);
   cluster.sm_read_per_second = kGiga * reader.number("read_gb_per_s_per_sm", 1e-3);
   cluster.sm_summed_per_second = kGiga * reader.number("summed_gb_per_s_per_sm", 1e-3);
@@ -120,12 +121,20 @@ OperatorRule read_rule(Reader reader) {
   return rule;
 }
 
-Cluster read(const std::filesystem::path& path, bool may_refer);
+Cluster read(const std::filesystem::path& path, int depth = 0);
 
-/// Returns the rules of another file in the same folder, with rates that are `flop` and `bytes` times as high.
-std::vector<OperatorRule> scaled_rules(Reader reader, const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / reader.text("file");
-  std::vector<OperatorRule> rules = read(path, false).rules;
+/// Adds the operators of another file in the same folder, a cluster's or a calibration, with rates that are `flop` and
+/// `bytes` times as high.
+void add_operators_of(Reader reader, Cluster& cluster, int depth) {
+  const std::filesystem::path path = cluster.path.parent_path() / reader.text("file");
+  std::vector<OperatorRule> rules;
+  if (path.extension() == ".json") {
+    cluster.calibration = read_calibration(path);
+  } else {
+    const Cluster other = read(path, depth + 1);
+    rules = other.rules;
+    cluster.calibration = other.calibration;
+  }
   const double flop = reader.number("flop", 1e-6), bytes = reader.number("bytes", 1e-6);
   const std::string source = reader.text("source");
   reader.require_all_known();
@@ -135,12 +144,19 @@ std::vector<OperatorRule> scaled_rules(Reader reader, const std::filesystem::pat
     rule.bytes_per_second *= bytes;
     rule.source = fmt::format("{:g} (flop) and {:g} (bytes) times those of {}: {}; there: {}", flop, bytes,
                               path.filename().string(), source, rule.source);
+    cluster.rules.push_back(rule);
   }
-  return rules;
+  for (auto& [name, rate] : cluster.calibration.operators) {
+    rate.seconds_per[OperatorWork::kFlop] /= flop;
+    for (const auto kind : {OperatorWork::kLeftBytes, OperatorWork::kRightBytes, OperatorWork::kOtherBytes}) {
+      rate.seconds_per[kind] /= bytes;
+    }
+  }
 }
 
-/// `may_refer`: its operators may be those of another file.
-Cluster read(const std::filesystem::path& path, bool may_refer) {
+/// `depth` files lead to it.
+Cluster read(const std::filesystem::path& path, int depth) {
+  require(depth < 4, "'{}': [operators_of] leads from file to file without end", path.string());
   toml::table table;
   try {
     table = toml::parse(read_text_file(path), path.string());
@@ -166,12 +182,10 @@ Cluster read(const std::filesystem::path& path, bool may_refer) {
   cluster.domain = read_link(reader.table("domain"));
   cluster.network = read_link(reader.table("network"));
   read_direct(reader.table("direct"), cluster);
-  if (reader.has("operators_of")) {
-    require(may_refer, "'{}' has no operators of its own: name the file that has them", path.string());
-    cluster.rules = scaled_rules(reader.table("operators_of"), path.parent_path());
-  } else {
+  if (reader.has("operator") || !reader.has("operators_of")) {
     reader.each_table("operator", [&](const Reader& rule) { cluster.rules.push_back(read_rule(rule)); });
   }
+  if (reader.has("operators_of")) add_operators_of(reader.table("operators_of"), cluster, depth);
   reader.require_all_known();
   return cluster;
 }
@@ -202,16 +216,19 @@ double OperatorRule::seconds(const RecordedOperator& call) const {
 
 OperatorTime Cluster::time_of(const RecordedOperator& call) const {
   const auto rule = std::ranges::find_if(rules, [&](const OperatorRule& one) { return one.is_for(call); });
-  require(rule != rules.end(),
-          "'{}' has no rate for '{}': add an [[operator]] for it; `tessera bench calibrate` measures operators",
-          path.string(), class_of(call));
-  return {.seconds = rule->seconds(call)};
+  if (rule != rules.end()) return {.seconds = rule->seconds(call)};
+  require(
+      !calibration.measured_class(class_of(call)).empty(),
+      "'{}' has no rate for '{}': add an [[operator]] for it, or let [operators_of] name a file that `tessera bench "
+      "calibrate --gpu` wrote",
+      path.string(), class_of(call));
+  return calibration.time_of(call);
 }
 
 double Cluster::slowest_of(std::int64_t num_ranks) const {
   return 1.0 + 0.87 * straggler * std::sqrt(2.0 * std::log(static_cast<double>(num_ranks)));
 }
 
-Cluster read_cluster(const std::filesystem::path& path) { return read(path, true); }
+Cluster read_cluster(const std::filesystem::path& path) { return read(path); }
 
 }  // namespace tessera

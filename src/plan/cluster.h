@@ -49,12 +49,14 @@ struct Cluster {
   // Of the direct backend: stores to other GPUs of a domain, and what one SM does in a second. A dispatch writes rows.
   // A combine reads rows, and sums them up, once per rank that has rows of a token.
   double direct_bytes_per_second = 0.0;
+  double direct_overlap_cost = 0.0;  // as overlap_cost, of a direct call
   double sm_written_per_second = 0.0, sm_read_per_second = 0.0, sm_summed_per_second = 0.0;  // bytes
   double seconds_per_host_plan = 0.0;  // of the standard backend: what a dispatch waits for the host
-  double overlap_cost = 0.0;           // κ: of a collective's duration, the part that products beside it lose
+  double overlap_cost = 0.0;           // κ: of a collective's duration, the part that operators beside it lose
   double straggler = 0.0;              // σ: the relative standard deviation of GPUs' speeds
   std::string source;                  // of the last four, price and the rest
   std::vector<OperatorRule> rules;     // the first that fits counts
+  Calibration calibration;             // for operators that no rule is for; may be empty
   std::filesystem::path path;
 
   /// Throws Error, which names the operator, its class and the file, if no rule is for the call.

@@ -1,11 +1,32 @@
 #include "plan/run_forecast.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <memory>
 
+#include "base/version.h"
 #include "plan/transfer_times.h"
+#include "tensor/parallel.h"
 
 namespace tessera {
+
+StepForecast forecast_on_cpu(const JobConfig& job, const Calibration& calibration) {
+  require(calibration.threads > 0, "'{}' has the rates of a GPU, {}", calibration.path.string(), calibration.machine);
+  const int threads = job.training.num_threads > 0 ? static_cast<int>(job.training.num_threads) : num_threads();
+  require(calibration.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
+          calibration.path.string(), calibration.threads, threads);
+  if (calibration.program != version()) {
+    spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
+                 calibration.path.string(), calibration.program, version());
+  }
+  const TrainingStep step(job);
+  const StepTimes times{.of_operator = [&](const RecordedOperator& call) { return calibration.time_of(call); },
+                        .of_transfer = {},
+                        .seconds_per_operator = calibration.seconds_per_operator};
+  return forecast_step({.dry_runs = {&step.dry_run()}, .schedule = job.pipeline_schedule({.dp_shard = 1})},
+                       std::span(&times, 1));
+}
 
 RoutingKind default_routing(const JobConfig& job) {
   if (job.debug.moe_force_load_balance) return RoutingKind::kForced;
@@ -35,7 +56,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
     times.push_back({.of_operator = [&cluster](const RecordedOperator& call) { return cluster.time_of(call); },
                      .of_transfer = [&of = *transfers.back()](const RecordedTransfer& one) { return of.seconds(one); },
                      .overlap_cost = cluster.overlap_cost,
-                     .dispatch_share = transfers.back()->share_of_sms()});
+                     .dispatch_overlap_cost = transfers.back()->dispatch_overlap_cost()});
   }
   result.step = forecast_step(input, times);
   result.seconds = result.step.seconds * cluster.slowest_of(num_ranks);

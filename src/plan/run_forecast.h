@@ -23,6 +23,10 @@ struct RunForecast {
 /// Predicts a step of the run. Throws Error if the layout cannot be, or the cluster lacks a rate.
 RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing);
 
+/// Predicts a step of one rank on this CPU. Throws Error if the calibration is of a GPU, of another number of threads,
+/// or lacks a rate. Warns if it is of another version of this program.
+StepForecast forecast_on_cpu(const JobConfig& job, const Calibration& calibration);
+
 /// Returns what `routing` is in a run with this configuration, if nobody says otherwise.
 RoutingKind default_routing(const JobConfig& job);
 

@@ -103,7 +103,7 @@ class RankFold {
     double added = seconds;
     if (transfer.choices.num_experts > 0) {
       const double beside = seconds_beside(transfer);
-      added = std::max(seconds - beside, times_.dispatch_share * seconds);
+      added = std::max(seconds - beside, times_.dispatch_overlap_cost * seconds);
       if (beside == 0.0) added = seconds;
     } else if (transfer.end > transfer.begin) {
       const double beside = begin_[transfer.end] - begin_[transfer.begin];

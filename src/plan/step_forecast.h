@@ -16,8 +16,8 @@ struct StepTimes {
   std::function<OperatorTime(const RecordedOperator&)> of_operator;
   std::function<double(const RecordedTransfer&)> of_transfer;  // seconds; unused without transfers
   double seconds_per_operator = 0.0;                           // for the host, besides the operator
-  double overlap_cost = 0.0;    // of the duration of a transfer beside operators, the part that they lose
-  double dispatch_share = 0.0;  // of the GPU, what a dispatcher's call takes from operators beside it
+  double overlap_cost = 0.0;           // of the duration of a transfer beside operators, the part that they lose
+  double dispatch_overlap_cost = 0.0;  // the same for a dispatcher's calls
 };
 
 /// Holds the predicted times of the operators or transfers of one name in one pass.

@@ -87,8 +87,9 @@ double TransferTimes::seconds(const RecordedTransfer& transfer) const {
          std::max(near / cluster_.domain.bytes_per_second, far / cluster_.network.bytes_per_second);
 }
 
-double TransferTimes::share_of_sms() const {
-  return static_cast<double>(job_.parallelism.expert_parallel_num_sms) / cluster_.num_sms;
+double TransferTimes::dispatch_overlap_cost() const {
+  const bool is_direct = job_.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
+  return is_direct ? cluster_.direct_overlap_cost : cluster_.overlap_cost;
 }
 
 }  // namespace tessera

@@ -28,8 +28,8 @@ class TransferTimes {
       : cluster_(cluster), job_(job), degrees_(degrees), rank_(rank), spread_(spread) {}
 
   double seconds(const RecordedTransfer& transfer) const;
-  /// Returns the part of a GPU's SMs that a dispatcher's call takes while operators run beside it.
-  double share_of_sms() const;
+  /// Returns, of the duration of a dispatcher's call, the part that operators beside it lose.
+  double dispatch_overlap_cost() const;
 
  private:
   struct Group {

@@ -211,7 +211,7 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
     run.clock.reset();
     run_step(started, run.clock);
   };
-  if (!run.has_run || started.probe || started.is_poisoned || model_.waits_for_gpu()) {
+  if (!run.has_run || observers_.record != nullptr || started.probe || started.is_poisoned || model_.waits_for_gpu()) {
     run.graph = {};
     update_all();
     run.has_run = true;

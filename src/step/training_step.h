@@ -144,8 +144,8 @@ class TrainingStep {
   /// in every stage of this rank, those that complete the gradients (pass "reduction"), and those of the optimizer. The
   /// first write of a step to a gradient assigns; others accumulate.
   const StepRecord& dry_run() const { return dry_run_.record; }
-  /// Records the operators of the steps that follow, with their times on a CPU, or no longer if it is null. Not for
-  /// steps that a GPU makes from a recorded graph.
+  /// Records the operators of the steps that are started from now on, with their times on a CPU, or no longer if it is
+  /// null. A GPU makes such steps without a recorded graph.
   void set_record(StepRecord* record) { observers_.record = record; }
 
  private:

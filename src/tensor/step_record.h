@@ -31,7 +31,7 @@ struct RecordedOperator {
   std::int64_t sequence = 0;      // of attention: the tokens of a sequence; otherwise 0
   bool is_beside = false;         // runs beside the transfers of its pass, on a stream of its own
   std::string pass;               // the pass that it belongs to: StepRecord::set_pass
-  double seconds = 0.0;           // its duration on a CPU; 0 in a dry run and on GPUs
+  double seconds = 0.0;           // its duration; 0 in a dry run, and on a GPU without a profile
 
   /// Compares all but the duration.
   bool is_same_call(const RecordedOperator& other) const {
@@ -79,6 +79,8 @@ class StepRecord {
   RecordedOperator* begin(const char* name);
   /// Ends the operator that the last begin() started.
   void end(bool is_timed);
+  /// Adds to the duration of the operator at that index.
+  void add_seconds(std::size_t idx, double seconds) { operators_.at(idx).seconds += seconds; }
   /// Adds an operand of `call`.
   void add_operand(RecordedOperator& call, const Tensor& tensor) const;
 

@@ -75,9 +75,32 @@ TEST(Calibration, AFileHoldsWhatWasMeasured) {
   EXPECT_EQ(read.date, written.date);
   EXPECT_EQ(read.threads, 2);
   EXPECT_EQ(read.seconds_per_operator, written.seconds_per_operator);
-  EXPECT_EQ(read.rate("gemm NT float32").seconds_per, written.rate("gemm NT float32").seconds_per);
-  EXPECT_EQ(read.rate("gemm NT float32").most_bytes, written.rate("gemm NT float32").most_bytes);
-  expect_error([&] { read.rate("gemm NN float32"); }, {"c.json", "'gemm NN float32'", "tessera bench calibrate"});
+  EXPECT_EQ(read.operators.at("gemm NT float32").seconds_per, written.operators.at("gemm NT float32").seconds_per);
+  EXPECT_EQ(read.operators.at("gemm NT float32").most_bytes, written.operators.at("gemm NT float32").most_bytes);
+}
+
+// A class that was not measured has the rates of the most similar one, if there is one. Its time is then no
+// measurement.
+TEST(Calibration, ASimilarClassStandsInForAnother) {
+  Calibration calibration;
+  calibration.path = "c.json";
+  for (const char* name : {"gemm NT bfloat16 bfloat16 float32", "gemm NT bfloat16 bfloat16 bfloat16",
+                           "gemm NN float32 float32 float32", "gemmish NN bfloat16 bfloat16 float32"}) {
+    calibration.operators[name] = {.seconds_per = {1e-6}, .most_bytes = 1e12};
+  }
+  EXPECT_EQ(calibration.measured_class("gemm NN bfloat16 bfloat16 float32"), "gemm NT bfloat16 bfloat16 float32");
+  EXPECT_EQ(calibration.measured_class("gemm NN += bfloat16 bfloat16 bfloat16"), "gemm NT bfloat16 bfloat16 bfloat16");
+  EXPECT_EQ(calibration.measured_class("gemm NN float8_e4m3 float8_e4m3 float32"), "");
+  RecordedOperator call{.name = "gemm",
+                        .operands = {{{8, 4}, DType::kBFloat16}, {{2, 4}, DType::kBFloat16}, {{8, 2}, DType::kFloat32}},
+                        .transposes_b = true,
+                        .pass = {}};
+  EXPECT_FALSE(calibration.time_of(call).is_extrapolated);
+  call.accumulates = true;
+  EXPECT_TRUE(calibration.time_of(call).is_extrapolated);
+  call.name = "grouped_linear_dgrad";
+  expect_error([&] { static_cast<void>(calibration.time_of(call)); },
+               {"c.json", "'grouped_linear_dgrad += bfloat16 bfloat16 float32'", "tessera bench calibrate"});
 }
 
 TEST(Calibration, WhatIsNoCalibrationIsRefused) {

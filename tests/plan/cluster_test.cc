@@ -34,6 +34,7 @@ gb_per_s = 10
 source = "a test"
 [direct]
 gb_per_s = 90
+overlap_cost = 0.5
 written_gb_per_s_per_sm = 40
 read_gb_per_s_per_sm = 100
 summed_gb_per_s_per_sm = 20
@@ -134,6 +135,27 @@ TEST_F(ClusterFile, RatesCanBeThoseOfAnotherFile) {
               1e-12);
 }
 
+// The file's own rules come first.
+TEST_F(ClusterFile, RatesCanBeThoseOfACalibration) {
+  const std::filesystem::path measured = std::filesystem::path(path_).replace_extension(".json");
+  Calibration calibration;
+  calibration.operators["rope float32"] = {.seconds_per = {1e-6, 0.0, 0.0, 0.0, 1e-9}, .most_bytes = 1e6};
+  calibration.operators["copy float32 bfloat16"] = {.seconds_per = {1.0}, .most_bytes = 1e6};
+  write_calibration(calibration, measured);
+  const Cluster cluster = read_cluster(write(
+      std::string(kSmall) + fmt::format("[operators_of]\nfile = \"{}\"\nflop = 2\nbytes = 4\nsource = \"a test\"\n",
+                                        measured.filename().string())));
+  std::filesystem::remove(measured);
+  const RecordedOperator rope{.name = "rope", .operands = {{{1000}, DType::kFloat32}}, .pass = {}};
+  EXPECT_NEAR(cluster.time_of(rope).seconds, 1e-6 + 4000 * 1e-9 / 4, 1e-15);
+  EXPECT_FALSE(cluster.time_of(rope).is_extrapolated);
+  const RecordedOperator large{.name = "rope", .operands = {{{1'000'000}, DType::kFloat32}}, .pass = {}};
+  EXPECT_TRUE(cluster.time_of(large).is_extrapolated);
+  const RecordedOperator copy{
+      .name = "copy", .operands = {{{1000}, DType::kFloat32}, {{1000}, DType::kBFloat16}}, .pass = {}};
+  EXPECT_NEAR(cluster.time_of(copy).seconds, 6000 / 2e9, 1e-12);
+}
+
 TEST_F(ClusterFile, TheSlowestOfManyIsSlower) {
   const Cluster cluster = read_cluster(write(kSmall));
   EXPECT_EQ(cluster.slowest_of(1), 1.0);
@@ -157,6 +179,9 @@ TEST_F(ClusterFile, BadFilesAreToldOf) {
   refused(with("names = [\"copy\"]", "names = \"copy\""), {"$.operator[2].names", "array"});
   refused(with("straggler = 0.01", "straggler = 0.01\ncolour = 1"), {"$.colour", "no such key"});
   refused("name = ", {"line 1"});
+  refused(std::string(kSmall) + fmt::format("[operators_of]\nfile = \"{}\"\nflop = 1\nbytes = 1\nsource = \"a test\"",
+                                            path_.filename().string()),
+          {"[operators_of]", "without end"});
   std::filesystem::remove(path_);
   expect_error([&] { read_cluster(path_); }, {path_.string()});
 }
@@ -165,6 +190,7 @@ TEST_F(ClusterFile, BadFilesAreToldOf) {
 TEST(Clusters, AreRead) {
   std::size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(CLUSTERS)) {
+    if (entry.path().extension() != ".toml") continue;
     SCOPED_TRACE(entry.path());
     EXPECT_FALSE(read_cluster(entry.path()).name.empty());
     ++count;

@@ -7,7 +7,7 @@
 
 #include "config/job_config.h"
 #include "plan/calibrate.h"
-#include "plan/random_tokens.h"
+#include "plan/random_steps.h"
 #include "step/training_step.h"
 #include "tests/expect_error.h"
 #include "tests/step/small_model.h"
@@ -36,17 +36,9 @@ steps = 3
 std::vector<RecordedOperator> operators_of_run(const JobConfig& config) {
   TrainingStep step(config);
   step.allocate();
-  std::vector<Batch> batches;
-  for (int i = 0; i < 2; ++i) batches.push_back(step.make_batch());
-  RandomTokens tokens(config, 0);
-  StepRecord record;
-  step.set_record(&record);
-  for (int i = 1; i <= 2; ++i) {
-    for (Batch& batch : batches) batch.fill(tokens.next());
-    record.clear();
-    step.run(i, batches);
-  }
-  return record.operators();
+  RandomSteps steps(step, config, Mesh());
+  steps.run();
+  return steps.time_operators(1).operators;
 }
 
 /// Returns the operators of a step of two micro-batches, from the record of its dry run.
@@ -156,7 +148,7 @@ TEST(StepForecast, AFasterOperatorNeverMakesAStepLonger) {
 // A class that no model of the calibration has could not be predicted.
 TEST(StepForecast, TheCalibrationHasTheOperatorsOfAllWaysToTrain) {
   std::set<std::string> measured;
-  for (const JobConfig& config : calibration_models()) {
+  for (const JobConfig& config : calibration_models(Device::kCpu)) {
     for (const RecordedOperator& call : operators_of_plan(config)) {
       measured.insert(class_of(call));
     }

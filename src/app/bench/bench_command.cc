@@ -12,7 +12,9 @@
 #include "ops/cpu/kernels.h"
 #include "ops/runtime/kernel_profile.h"
 #include "plan/calibrate.h"
-#include "plan/random_tokens.h"
+#include "plan/random_steps.h"
+#include "plan/run_forecast.h"
+#include "plan/step_comparison.h"
 #include "run/rank_setup.h"
 #include "run/record/metrics.h"
 #include "step/training_step.h"
@@ -29,6 +31,7 @@ struct StepOptions {
   std::int64_t warmup = 3;
   std::string trace;
   bool kernels = false;
+  std::string calibration, cluster, routing;
   std::string cpu_kernels;
 };
 
@@ -49,11 +52,58 @@ void print_kernels(const cuda::KernelSummary& summary) {
                            ms(summary.span), ms(summary.span - summary.busy), 100.0 * idle_share(summary));
 }
 
+constexpr int kTimedSteps = 3;  // whose operators are compared with their predictions
+
+/// Says what a step was predicted to take, and the operators of one that was made.
+struct Compared {
+  double predicted_seconds = 0.0;
+  std::vector<ComparedOperators> operators;
+  double other_seconds = 0.0;  // of what a GPU ran besides operators
+};
+
+Compared compare(const StepOptions& options, const JobConfig& config, const Mesh& mesh,
+                 const RandomSteps::Timed& timed) {
+  if (options.cluster.empty()) {
+    const Calibration calibration = read_calibration(options.calibration);
+    const auto predict = [&](const RecordedOperator& call) { return calibration.time_of(call); };
+    return {forecast_on_cpu(config, calibration).seconds, compare_operators(timed.operators, predict), 0.0};
+  }
+  const Cluster cluster = read_cluster(options.cluster);
+  const auto predict = [&](const RecordedOperator& call) { return cluster.time_of(call); };
+  const RoutingKind routing = options.routing.empty() ? default_routing(config) : routing_kind(options.routing);
+  return {forecast_run({config, Device::kCuda, mesh.degrees}, cluster, routing).seconds,
+          compare_operators(timed.operators, predict), timed.other_seconds};
+}
+
+/// Prints predicted and measured times in milliseconds, with a line per group of operators.
+void print_comparison(const Compared& compared, double step_seconds) {
+  const auto print = [](std::string_view calls, double predicted, double measured, std::string_view name) {
+    std::cerr << fmt::format("{:>8} {:>14.3f} {:>14.3f} {:>+14.3f}  {}\n", calls, predicted * 1e3, measured * 1e3,
+                             (predicted - measured) * 1e3, name);
+  };
+  std::cerr << fmt::format("{:>8} {:>14} {:>14} {:>14}  {}\n", "calls", "predicted, ms", "measured, ms", "difference",
+                           "operator");
+  double predicted = 0.0, measured = 0.0;
+  for (const ComparedOperators& group : compared.operators) {
+    print(fmt::to_string(group.num_calls), group.predicted, group.measured, group.name);
+    predicted += group.predicted;
+    measured += group.measured;
+  }
+  print("", predicted, measured, "all operators of this rank");
+  if (compared.other_seconds > 0.0) {
+    std::cerr << fmt::format("{:>8} {:>14} {:>14.3f} {:>14}  what the GPU ran besides\n", "", "",
+                             compared.other_seconds * 1e3, "");
+  }
+  print("", compared.predicted_seconds, step_seconds, "step");
+}
+
 JobConfig read_config(const StepOptions& options, const ConfigArguments& arguments) {
   constexpr std::int64_t kMost = 1'000'000'000;
   require(0 < options.steps && options.steps <= kMost && 0 <= options.warmup && options.warmup <= kMost,
           "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more, up to {}", options.steps,
           options.warmup, kMost);
+  require(options.calibration.empty() || options.cluster.empty(),
+          "give one of --calibration, for a CPU, and --cluster, for GPUs");
   JobConfig config = arguments.read();
   config.training.steps = options.warmup + options.steps;
   config.validate();
@@ -103,28 +153,21 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   const std::shared_ptr<Mesh> mesh = make_mesh(config, ranks);
   const Device device = cuda == nullptr ? Device::kCpu : Device::kCuda;
   require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
+  require(options.cluster.empty() || device == Device::kCuda, "--cluster has the rates of GPUs; this runs on a CPU");
+  require(options.calibration.empty() || (device == Device::kCpu && ranks.size() == 1),
+          "--calibration is for steps of one rank on a CPU; --cluster has the rates of GPUs");
   set_threads(config, ranks);
   use_cpu_kernels(options.cpu_kernels);
 
   TrainingStep step(config, mesh, device, cuda);
   if (ranks.rank() == 0) step.warn_of_slow_operators();
   step.allocate();
-  std::vector<std::vector<Batch>> batches(step.max_started());
-  for (std::vector<Batch>& of_step : batches) {
-    for (std::int64_t i = 0; i < config.micro_batches_per_step(mesh->num_data_ranks()); ++i)
-      of_step.push_back(step.make_batch());
-  }
-  RandomTokens tokens(config, mesh->data_rank());
+  RandomSteps steps(step, config, *mesh);
   TraceRecorder trace;
   step.set_trace(&trace);
   std::vector<double> seconds;
   PhaseSeconds phases;
   double first_loss = 0.0, last_loss = 0.0, first_step_seconds = 0.0;
-  const auto start = [&](std::int64_t i) {
-    std::vector<Batch>& of_step = batches[static_cast<std::size_t>(i) % batches.size()];
-    for (Batch& batch : of_step) batch.fill(tokens.next());
-    step.start(i, of_step);
-  };
   auto ended = std::chrono::steady_clock::now();  // when the step before ended
   const auto finish = [&] {
     const StepResult result = step.finish();
@@ -146,7 +189,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
       trace.start();
       if (device == Device::kCuda) traced_kernels.emplace();
     }
-    start(i);
+    steps.start();
     // A GPU gets this step before the host reads the results of the step before.
     if (step.num_started() == step.max_started()) finish();
   }
@@ -157,12 +200,14 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   if (options.kernels) {
     // Runs two more steps, one after the other, and lists the second: before the first one the GPU waits for the host.
     cuda::KernelProfile profile;
-    for (std::int64_t i : {1, 2}) start(config.training.steps + i);
+    for (int i = 0; i < 2; ++i) steps.start();
     while (step.num_started() > 0) step.finish();
     const std::vector<cuda::KernelRun> runs = profile.finish();
     kernels = cuda::summarize(std::span(runs).subspan(runs.size() / 2));
     if (ranks.rank() == 0) print_kernels(*kernels);
   }
+  std::optional<RandomSteps::Timed> timed;
+  if (!options.calibration.empty() || !options.cluster.empty()) timed = steps.time_operators(kTimedSteps);
   if (ranks.rank() != 0) return;
 
   const MeasuredSteps measured = {.seconds = median(seconds),
@@ -173,6 +218,11 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
                                   .last_loss = last_loss};
   nlohmann::ordered_json line = line_of(measured, config, step, mesh->num_data_ranks(), ranks.size());
   if (kernels) line["gpu_idle_share"] = idle_share(*kernels);
+  if (timed) {
+    const Compared compared = compare(options, config, *mesh, *timed);
+    print_comparison(compared, measured.seconds);
+    line["predicted_ms"] = compared.predicted_seconds * 1e3;
+  }
   std::cout << line.dump() << '\n' << std::flush;
 }
 
@@ -184,6 +234,10 @@ void add_step_command(CLI::App& parent, int& status) {
   command->add_option("--warmup", options->warmup, "Steps before them")->transform(as_count())->capture_default_str();
   command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
   command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
+  command->add_option("--calibration", options->calibration,
+                      "Compare with what this file of `tessera bench calibrate` predicts");
+  command->add_option("--cluster", options->cluster, "Compare with what this file of clusters/ predicts");
+  command->add_option("--routing", options->routing, "How tokens choose experts: forced, uniform or groups");
   command->add_option("--cpu-kernels", options->cpu_kernels,
                       "Compute as a processor without newer instructions would: baseline (AVX2), avx512, avx512_bf16");
   command->footer(
@@ -203,7 +257,9 @@ void add_step_command(CLI::App& parent, int& status) {
 void add_calibrate_command(CLI::App& parent) {
   auto out = std::make_shared<std::string>("calibration.json");
   auto options = std::make_shared<CalibrateOptions>();
-  CLI::App* command = parent.add_subcommand("calibrate", "Measure this CPU's operators, for `tessera plan time`");
+  auto on_gpu = std::make_shared<bool>(false);
+  CLI::App* command = parent.add_subcommand("calibrate", "Measure this machine's operators, for `tessera plan time`");
+  command->add_flag("--gpu", *on_gpu, "Measure the GPU, which needs 80 GB and CUPTI, and not the CPU");
   command->add_option("--out,--output", *out, "Write the rates to this file")->capture_default_str();
   command->add_option("--steps", options->steps, "Steps of every small model that are timed in a round")
       ->transform(as_count(1, 1000))
@@ -211,7 +267,9 @@ void add_calibrate_command(CLI::App& parent) {
   command->add_option("--rounds", options->rounds, "Rounds of all models")
       ->transform(as_count(1, 1000))
       ->capture_default_str();
-  command->callback([out, options] {
+  command->callback([out, options, on_gpu] {
+    if (*on_gpu) options->device = Device::kCuda;
+    require(!*on_gpu || cuda::available(), "--gpu measures a GPU, but {}", cuda::why_unavailable());
     std::optional<ProgressBar> bar;
     options->progress = [&bar](std::size_t done, std::size_t count) {
       if (!bar) bar.emplace("measuring", count, "models");
@@ -220,7 +278,8 @@ void add_calibrate_command(CLI::App& parent) {
     const Calibration calibration = calibrate(*options);
     bar->clear();
     write_calibration(calibration, *out);
-    fmt::print("{}: {} classes of operators on {} threads\n", *out, calibration.operators.size(), calibration.threads);
+    fmt::print("{}: {} classes of operators of {}{}\n", *out, calibration.operators.size(), calibration.machine,
+               *on_gpu ? "" : fmt::format(" with {} threads", calibration.threads));
   });
 }
 

@@ -7,9 +7,11 @@
 //   }
 #pragma once
 
+#include <optional>
 #include <type_traits>
 
 #include "ops/runtime/context.h"
+#include "ops/runtime/kernel_profile.h"
 #include "tensor/step_record.h"
 
 /// Declares cpu::operation and cuda::operation with the type of tessera::operation.
@@ -66,6 +68,9 @@ class RecordedCall {
     if (call == nullptr) return;
     call->is_beside = op.is_beside;
     (note(operands, *call), ...);
+    if (!op.measuring() && op.target() == Device::kCuda) {
+      profiled_.emplace(static_cast<std::int64_t>(record_->operators().size()) - 1);
+    }
   }
   ~RecordedCall() {
     if (record_ != nullptr) record_->end(is_timed_);
@@ -89,6 +94,7 @@ class RecordedCall {
 
   StepRecord* record_;
   bool is_timed_;
+  std::optional<cuda::ProfiledRegion> profiled_;
 };
 
 namespace cuda {

@@ -5,9 +5,11 @@
 #include <cxxabi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "system/optional_library.h"
@@ -28,13 +30,23 @@ void call(const char* name, Function*, const Args&... args) {
 
 #define TESSERA_CUPTI(name, ...) call(#name, &::name __VA_OPT__(, ) __VA_ARGS__)
 
-constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
-                                         CUPTI_ACTIVITY_KIND_MEMSET};
+// A region reaches a run by way of the call that launched it, so calls are recorded too.
+constexpr CUpti_ActivityKind kKinds[] = {
+    CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,    CUPTI_ACTIVITY_KIND_MEMCPY,  CUPTI_ACTIVITY_KIND_MEMSET,
+    CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION, CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER};
+constexpr CUpti_ExternalCorrelationKind kRegions = CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
 constexpr std::size_t kBufferBytes = std::size_t{8} << 20;
 
 // These are global, because CUPTI's callbacks take no argument of the caller. They run on a thread of CUPTI.
 std::mutex mutex;
-std::vector<KernelRun> recorded;
+/// A run, and the call that launched it.
+struct Recorded {
+  KernelRun run;
+  std::uint32_t call;
+};
+std::vector<Recorded> recorded;
+std::unordered_map<std::uint32_t, std::int64_t> region_of_call;
+std::atomic<bool> is_recording = false;
 
 std::string readable(const char* mangled) {
   int status = 0;
@@ -59,7 +71,8 @@ template <typename Activity>
 void note(std::string name, const CUpti_Activity* record) {
   const auto* activity = reinterpret_cast<const Activity*>(record);
   recorded.push_back(
-      {std::move(name), static_cast<std::int64_t>(activity->start), static_cast<std::int64_t>(activity->end)});
+      {{std::move(name), static_cast<std::int64_t>(activity->start), static_cast<std::int64_t>(activity->end)},
+       activity->correlationId});
 }
 
 void CUPTIAPI give_buffer(std::uint8_t** buffer, std::size_t* size, std::size_t* max_records) {
@@ -83,6 +96,11 @@ void CUPTIAPI take_buffer(CUcontext, std::uint32_t, std::uint8_t* buffer, std::s
       case CUPTI_ACTIVITY_KIND_MEMSET:
         note<CUpti_ActivityMemset4>("fill", record);
         break;
+      case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: {
+        const auto* link = reinterpret_cast<const CUpti_ActivityExternalCorrelation*>(record);
+        region_of_call[link->correlationId] = static_cast<std::int64_t>(link->externalId);
+        break;
+      }
       default:
         break;
     }
@@ -94,17 +112,20 @@ void CUPTIAPI take_buffer(CUcontext, std::uint32_t, std::uint8_t* buffer, std::s
 
 KernelProfile::KernelProfile() {
   recorded.clear();
+  region_of_call.clear();
   std::uint64_t here = 0;
   TESSERA_CUPTI(cuptiGetTimestamp, &here);
   const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(TraceRecorder::Clock::now().time_since_epoch());
   offset_ = now.count() - static_cast<std::int64_t>(here);
   TESSERA_CUPTI(cuptiActivityRegisterCallbacks, &give_buffer, &take_buffer);
   for (const CUpti_ActivityKind kind : kKinds) TESSERA_CUPTI(cuptiActivityEnable, kind);
+  is_recording = true;
 }
 
 KernelProfile::~KernelProfile() { stop(); }
 
 void KernelProfile::stop() {
+  is_recording = false;
   const auto disable = reinterpret_cast<decltype(&::cuptiActivityDisable)>(cupti_symbol("cuptiActivityDisable"));
   for (const CUpti_ActivityKind kind : kKinds) disable(kind);
 }
@@ -113,9 +134,26 @@ std::vector<KernelRun> KernelProfile::finish() {
   TESSERA_CUPTI(cuptiActivityFlushAll, std::uint32_t{0});
   stop();
   const std::lock_guard lock(mutex);
-  for (KernelRun& run : recorded) run.begin += offset_, run.end += offset_;
-  std::sort(recorded.begin(), recorded.end(), [](const KernelRun& a, const KernelRun& b) { return a.begin < b.begin; });
-  return std::exchange(recorded, {});
+  std::vector<KernelRun> runs;
+  for (auto& [run, call] : std::exchange(recorded, {})) {
+    run.begin += offset_;
+    run.end += offset_;
+    if (const auto found = region_of_call.find(call); found != region_of_call.end()) run.region = found->second;
+    runs.push_back(std::move(run));
+  }
+  std::ranges::sort(runs, {}, &KernelRun::begin);
+  return runs;
+}
+
+ProfiledRegion::ProfiledRegion(std::int64_t region) : is_noted_(is_recording) {
+  if (is_noted_) TESSERA_CUPTI(cuptiActivityPushExternalCorrelationId, kRegions, static_cast<std::uint64_t>(region));
+}
+
+ProfiledRegion::~ProfiledRegion() {
+  if (!is_noted_) return;
+  std::uint64_t region = 0;
+  reinterpret_cast<decltype(&::cuptiActivityPopExternalCorrelationId)>(
+      cupti_symbol("cuptiActivityPopExternalCorrelationId"))(kRegions, &region);
 }
 
 }  // namespace tessera::cuda

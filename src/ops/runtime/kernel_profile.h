@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "system/trace.h"
+#include "tensor/step_record.h"
 
 namespace tessera::cuda {
 
@@ -15,10 +16,23 @@ namespace tessera::cuda {
 struct KernelRun {
   std::string name;  // demangled, without parameters
   std::int64_t begin = 0, end = 0;
+  std::int64_t region = -1;  // the ProfiledRegion in which it was launched; -1: none
 };
 
-/// Records what the GPU runs from its construction to finish(). Nodes of graphs are recorded one by one. Only one
-/// profile may exist at a time. Launches are a little slower while it records.
+/// While it exists, a profile notes `region` with what this thread launches. Regions do not nest.
+class ProfiledRegion {
+ public:
+  explicit ProfiledRegion(std::int64_t region);
+  ~ProfiledRegion();
+  ProfiledRegion(const ProfiledRegion&) = delete;
+  ProfiledRegion& operator=(const ProfiledRegion&) = delete;
+
+ private:
+  bool is_noted_ = false;
+};
+
+/// Records what the GPU runs from its construction to finish(). Nodes of graphs are recorded one by one, and belong to
+/// no region. Only one profile may exist at a time. Launches are a little slower while it records.
 class KernelProfile {
  public:
   /// Throws Error if there is no CUPTI, or no CUDA in this build.
@@ -38,6 +52,10 @@ class KernelProfile {
 
 /// Adds the runs to a trace, as events of the GPU.
 void add_to_trace(std::span<const KernelRun> runs, TraceRecorder& trace);
+
+/// Adds each run's duration to the operator of `record` whose index is its region. Returns the seconds of the runs that
+/// belong to none, from the first run that does.
+double add_to_record(std::span<const KernelRun> runs, StepRecord& record);
 
 /// Sums up the runs of all kernels of one name.
 struct KernelTime {

@@ -24,6 +24,22 @@ KernelSummary summarize(std::span<const KernelRun> runs) {
   return summary;
 }
 
+double add_to_record(std::span<const KernelRun> runs, StepRecord& record) {
+  constexpr double kNanosecond = 1e-9;
+  double others = 0.0;
+  bool has_begun = false;
+  for (const KernelRun& run : runs) {
+    const double seconds = static_cast<double>(run.end - run.begin) * kNanosecond;
+    has_begun |= run.region >= 0;
+    if (run.region >= 0) {
+      record.add_seconds(static_cast<std::size_t>(run.region), seconds);
+    } else if (has_begun) {
+      others += seconds;
+    }
+  }
+  return others;
+}
+
 void add_to_trace(std::span<const KernelRun> runs, TraceRecorder& trace) {
   using Clock = TraceRecorder::Clock;
   const auto at = [](std::int64_t nanoseconds) { return Clock::time_point(std::chrono::nanoseconds(nanoseconds)); };

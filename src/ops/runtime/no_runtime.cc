@@ -23,6 +23,8 @@ std::string gpu_name() { fail("no GPU: {}", why_unavailable()); }
 KernelProfile::KernelProfile() { fail("no GPU: {}", why_unavailable()); }
 KernelProfile::~KernelProfile() = default;
 std::vector<KernelRun> KernelProfile::finish() { return {}; }
+ProfiledRegion::ProfiledRegion(std::int64_t) {}
+ProfiledRegion::~ProfiledRegion() = default;
 
 std::shared_ptr<Runtime> make_runtime() { fail("no GPU: {}", why_unavailable()); }
 

@@ -1,0 +1,86 @@
+#include "plan/random_steps.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "base/median.h"
+#include "ops/runtime/kernel_profile.h"
+
+namespace tessera {
+
+RandomSteps::RandomSteps(TrainingStep& step, const JobConfig& config, const Mesh& mesh)
+    : step_(step),
+      random_(static_cast<std::uint64_t>(config.debug.seed),
+              stream_of(fmt::format("bench.tokens.{}", mesh.data_rank()))),
+      vocab_size_(static_cast<double>(config.model.args.vocab_size)),
+      batches_(step.max_started()),
+      tokens_(static_cast<std::size_t>(config.micro_batch_size() * (config.training.seq_len + 1))) {
+  for (std::vector<Batch>& of_step : batches_) {
+    for (std::int64_t i = 0; i < config.micro_batches_per_step(mesh.num_data_ranks()); ++i) {
+      of_step.push_back(step.make_batch());
+    }
+  }
+}
+
+void RandomSteps::start() {
+  std::vector<Batch>& of_step = batches_[static_cast<std::size_t>(num_started_) % batches_.size()];
+  for (Batch& batch : of_step) {
+    for (std::int32_t& token : tokens_) {
+      const double u = random_.uniform(num_drawn_++);
+      token = static_cast<std::int32_t>(u * u * u * vocab_size_);
+    }
+    batch.fill(tokens_);
+  }
+  step_.start(++num_started_, of_step);
+}
+
+RandomSteps::Timed RandomSteps::time_once() {
+  StepRecord record;
+  Timed timed;
+  if (step_.device() == Device::kCuda) {
+    start();
+    start();
+    const auto begin = step_.finish().ended;
+    timed.step_seconds = std::chrono::duration<double>(step_.finish().ended - begin).count();
+    cuda::KernelProfile profile;
+    start();
+    step_.set_record(&record);
+    start();
+    step_.set_record(nullptr);
+    while (step_.num_started() > 0) step_.finish();
+    timed.other_seconds = cuda::add_to_record(profile.finish(), record);
+  } else {
+    step_.set_record(&record);
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    timed.step_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    step_.set_record(nullptr);
+  }
+  timed.operators = record.operators();
+  return timed;
+}
+
+RandomSteps::Timed RandomSteps::time_operators(int num_steps) {
+  std::vector<Timed> all;
+  for (int i = 0; i < num_steps; ++i) all.push_back(time_once());
+  const auto median_of = [&](const auto& seconds_of) {
+    std::vector<double> seconds;
+    for (const Timed& one : all) seconds.push_back(seconds_of(one));
+    return median(seconds);
+  };
+  Timed result = all.front();
+  result.step_seconds = median_of([](const Timed& one) { return one.step_seconds; });
+  result.other_seconds = median_of([](const Timed& one) { return one.other_seconds; });
+  for (std::size_t k = 0; k < result.operators.size(); ++k) {
+    RecordedOperator& call = result.operators[k];
+    call.seconds = median_of([&](const Timed& one) {
+      TESSERA_CHECK(one.operators.size() == result.operators.size() && one.operators[k].is_same_call(call), "{}",
+                    call.name);
+      return one.operators[k].seconds;
+    });
+  }
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+// Training steps on random tokens, whose speed is measured. A few token ids are frequent, so that there is something to
+// learn.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "step/training_step.h"
+#include "tensor/philox.h"
+
+namespace tessera {
+
+class RandomSteps {
+ public:
+  /// Each data rank draws tokens of its own. `step` has been allocated.
+  RandomSteps(TrainingStep& step, const JobConfig& config, const Mesh& mesh);
+
+  /// Starts the next step.
+  void start();
+  /// Makes one step.
+  StepResult run() {
+    start();
+    return step_.finish();
+  }
+
+  struct Timed {
+    std::vector<RecordedOperator> operators;  // of a step, with their durations
+    double other_seconds = 0.0;               // of what a GPU ran besides operators: transfers and copies
+    double step_seconds = 0.0;
+  };
+  /// Makes steps, and returns the median of each time. On a GPU, whose kernels CUPTI times, a step is timed and then
+  /// its operators in another one, and each comes after a step that keeps the GPU busy. No step may have been started.
+  /// Throws Error if there is no CUPTI.
+  Timed time_operators(int num_steps);
+
+ private:
+  Timed time_once();
+
+  TrainingStep& step_;
+  Philox random_;
+  double vocab_size_;
+  std::uint64_t num_drawn_ = 0;
+  std::int64_t num_started_ = 0;
+  std::vector<std::vector<Batch>> batches_;  // of the steps that may be started
+  std::vector<std::int32_t> tokens_;         // of a micro-batch
+};
+
+}  // namespace tessera

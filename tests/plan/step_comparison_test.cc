@@ -1,0 +1,59 @@
+// Compares the operators of measured steps with predictions.
+#include "plan/step_comparison.h"
+
+#include <gtest/gtest.h>
+
+#include "config/job_config.h"
+#include "device/cuda.h"
+#include "plan/random_steps.h"
+#include "tests/step/small_model.h"
+
+namespace tessera {
+namespace {
+
+RecordedOperator timed_call(const std::string& name, DType type, double seconds) {
+  return {.name = name, .operands = {{{8}, type}}, .pass = {}, .seconds = seconds};
+}
+
+TEST(StepComparison, GroupsHaveTheSumsOfTheirCalls) {
+  const std::vector<RecordedOperator> step = {
+      timed_call("rope", DType::kFloat32, 1.0), timed_call("add", DType::kFloat32, 8.0),
+      timed_call("rope", DType::kBFloat16, 2.5), timed_call("add", DType::kFloat32, 7.0)};
+  const auto groups = compare_operators(step, [](const RecordedOperator&) { return OperatorTime{.seconds = 2.0}; });
+  ASSERT_EQ(groups.size(), 3u);
+  EXPECT_EQ(groups[0].name, "add float32");
+  EXPECT_EQ(groups[0].num_calls, 2u);
+  EXPECT_EQ(groups[0].predicted, 4.0);
+  EXPECT_EQ(groups[0].measured, 15.0);
+  EXPECT_EQ(groups[1].name, "rope float32");
+  EXPECT_EQ(groups[2].name, "rope bfloat16");
+}
+
+/// Trains a small model on the device, and checks the times of its operators.
+void check_times_on(Device device) {
+  const JobConfig config = parse_job_config(kSmallModel, {"--training.local_batch_size=2", "--training.seq_len=64"});
+  TrainingStep step(config, nullptr, device);
+  step.allocate();
+  RandomSteps steps(step, config, Mesh());
+  for (int i = 0; i < 3; ++i) steps.run();
+  const RandomSteps::Timed timed = steps.time_operators(3);
+  double sum = 0.0;
+  for (const RecordedOperator& call : timed.operators) {
+    EXPECT_GT(call.seconds, 0.0) << call.name;
+    sum += call.seconds;
+  }
+  EXPECT_GT(timed.operators.size(), 100u);
+  EXPECT_LT(sum, 1.5 * timed.step_seconds);
+  // A step goes on after its operators were timed.
+  EXPECT_GT(steps.run().loss, 0.0);
+}
+
+TEST(StepComparison, OperatorsAreTimedOnACpu) { check_times_on(Device::kCpu); }
+
+TEST(StepComparison, OperatorsAreTimedOnAGpu) {
+  if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
+  check_times_on(Device::kCuda);
+}
+
+}  // namespace
+}  // namespace tessera
