@@ -2,7 +2,7 @@
 """Compares steps on GPUs that were measured with what the planner predicts for them. Needs no GPU, but to measure.
 
     bench/forecast_gpu.py --tessera PROGRAM [--clusters clusters]
-    bench/forecast_gpu.py --tessera PROGRAM --predict 8xh200 --out FORECAST   
+    bench/forecast_gpu.py --tessera PROGRAM --predict 8xh200 --out FORECAST    # or 2xh100: without a GPU
     bench/forecast_gpu.py --tessera PROGRAM --measure FORECAST                 # makes them, on such GPUs
 
 PROGRAM must be built with CUDA. Rows are those of docs/results.md and docs/performance.md that have a command, and

@@ -40,6 +40,7 @@ RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64
   const std::int64_t size = num_positions_ * static_cast<std::int64_t>(turns.size());
   cos_ = Mirrored<float>(size, target);
   sin_ = Mirrored<float>(size, target);
+  if (target == Device::kMeta) return;
   std::size_t at = 0;
   for (std::int64_t position = 0; position < num_positions_; ++position) {
     for (const double frequency : turns) {

@@ -12,7 +12,7 @@ namespace tessera {
 class RopeTable {
  public:
   /// `seq_len` is the training length, which decides whether YaRN applies. `num_positions` is the number of rows of the
-  /// table. 0 means seq_len.
+  /// table. 0 means seq_len. On kMeta the table has no numbers.
   RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions = 0,
             Device target = Device::kCpu);
 

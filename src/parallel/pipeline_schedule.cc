@@ -326,4 +326,19 @@ PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks
   return schedule;
 }
 
+std::vector<int> most_held(const PipelineSchedule& schedule) {
+  std::vector<int> held(schedule.rank_of_stage.size()), most(schedule.rank_of_stage.size());
+  for (const std::vector<PipelineAction>& of_rank : schedule.actions) {
+    for (const PipelineAction& action : of_rank) {
+      for_each_pass(action, [&](const PipelinePass& pass) {
+        int& now = held[static_cast<std::size_t>(pass.stage)];
+        if (pass.kind == PipelinePass::Kind::kForward) ++now;
+        most[static_cast<std::size_t>(pass.stage)] = std::max(most[static_cast<std::size_t>(pass.stage)], now);
+        if (frees_activations(pass)) --now;
+      });
+    }
+  }
+  return most;
+}
+
 }  // namespace tessera

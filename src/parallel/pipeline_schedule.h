@@ -97,6 +97,14 @@ int min_stages_per_rank(PipelineScheduleKind kind);
 PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks, int stages_per_rank,
                                         int num_micro_batches);
 
+/// Returns whether the activations of a pass's stage and micro-batch are of no use after it.
+inline bool frees_activations(const PipelinePass& pass) {
+  return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
+}
+
+/// Returns the most micro-batches whose activations each stage holds at once.
+std::vector<int> most_held(const PipelineSchedule& schedule);
+
 }  // namespace tessera
 
 /// Formats a pass as describe() does, and only if the text is needed.

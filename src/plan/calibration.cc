@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <iterator>
 #include <limits>
-#include <sstream>
+#include <string_view>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -20,16 +19,21 @@ constexpr std::uint64_t kVersion = 1;
 constexpr double kShortCall = 5e-6;
 
 /// Returns the words of a class: the operator, "+=", and the types of operands.
-std::vector<std::string> words_of(const std::string& name) {
-  std::istringstream stream(name);
-  return {std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()};
+std::vector<std::string_view> words_of(std::string_view name) {
+  std::vector<std::string_view> words;
+  while (!name.empty()) {
+    const std::size_t end = std::min(name.find(' '), name.size());
+    words.push_back(name.substr(0, end));
+    name.remove_prefix(std::min(end + 1, name.size()));
+  }
+  return words;
 }
 
 /// Returns the first type among them. "NT" of a gemm and "+=" are no types.
-std::string first_type(const std::vector<std::string>& words) {
-  const auto found =
-      std::find_if(words.begin() + 1, words.end(), [](const std::string& word) { return std::islower(word.front()); });
-  return found == words.end() ? std::string() : *found;
+std::string_view first_type(const std::vector<std::string_view>& words) {
+  const auto found = std::find_if(words.begin() + 1, words.end(),
+                                  [](std::string_view word) { return std::islower(word.front()) != 0; });
+  return found == words.end() ? std::string_view() : *found;
 }
 
 }  // namespace
@@ -47,14 +51,15 @@ bool OperatorRate::extrapolates(const OperatorWork& work) const {
 
 std::string Calibration::measured_class(const std::string& name) const {
   if (operators.contains(name)) return name;
-  const std::vector<std::string> wanted = words_of(name);
+  const std::vector<std::string_view> wanted = words_of(name);
   const std::string* best = nullptr;
   std::size_t most = 0;
   for (const auto& [other, rate] : operators) {
-    const std::vector<std::string> words = words_of(other);
+    if (!other.starts_with(wanted.front())) continue;
+    const std::vector<std::string_view> words = words_of(other);
     if (words.front() != wanted.front() || first_type(words) != first_type(wanted)) continue;
     std::size_t common = 1;
-    for (const std::string& word : wanted) common += static_cast<std::size_t>(std::ranges::count(words, word) > 0);
+    for (const std::string_view word : wanted) common += static_cast<std::size_t>(std::ranges::count(words, word) > 0);
     if (common > most) best = &other;
     most = std::max(most, common);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "parallel/pipeline_timing.h"
 
@@ -12,6 +13,14 @@ namespace {
 constexpr std::string_view kReduction = "reduction", kOptimizer = "optimizer";
 
 bool is_once(std::string_view pass) { return pass == kReduction || pass == kOptimizer; }
+
+/// Returns the stage and the kind of "stage 0 forward", or -1 and the name of a pass that a step has once.
+std::pair<int, std::string_view> parts_of(std::string_view pass) {
+  constexpr std::string_view kStage = "stage ";
+  if (!pass.starts_with(kStage)) return {-1, pass};
+  const std::size_t end = pass.find(' ', kStage.size());
+  return {std::stoi(std::string(pass.substr(kStage.size(), end - kStage.size()))), pass.substr(end + 1)};
+}
 
 bool is_weight_gradient(const RecordedOperator& call) {
   // A dense product of bfloat16 or float32 is a gemm, whose left operand is transposed in the gradient of a weight
@@ -43,10 +52,13 @@ class RankFold {
 
  private:
   ForecastLine& line(const std::string& pass, const std::string& name, bool is_transfer) {
-    const auto found = std::ranges::find_if(
-        result_.lines, [&](const ForecastLine& one) { return one.pass == pass && one.name == name; });
+    const auto [stage, kind] = parts_of(pass);
+    const auto found = std::ranges::find_if(result_.lines, [&, stage = stage, kind = kind](const ForecastLine& one) {
+      return one.stage == stage && one.pass == kind && one.name == name;
+    });
     if (found != result_.lines.end()) return *found;
-    return result_.lines.emplace_back(ForecastLine{.pass = pass, .name = name, .is_transfer = is_transfer});
+    return result_.lines.emplace_back(
+        ForecastLine{.stage = stage, .pass = std::string(kind), .name = name, .is_transfer = is_transfer});
   }
 
   /// Adds seconds of a step to the pass.
@@ -61,13 +73,10 @@ class RankFold {
   }
 
   double& stage_seconds(std::string_view pass) {
-    constexpr std::string_view kStage = "stage ";
-    TESSERA_CHECK(pass.starts_with(kStage), "{}", pass);
-    const std::size_t end = pass.find(' ', kStage.size());
-    const int stage = std::stoi(std::string(pass.substr(kStage.size(), end - kStage.size())));
+    const auto [stage, kind] = parts_of(pass);
+    TESSERA_CHECK(stage >= 0, "{}", pass);
     auto found = std::ranges::find(result_.stages, stage, &StageTimes::stage);
     if (found == result_.stages.end()) found = result_.stages.insert(found, {.stage = stage});
-    const std::string_view kind = pass.substr(end + 1);
     return kind == "forward" ? found->forward : kind == "backward" ? found->backward : found->weight_gradients;
   }
 
@@ -131,8 +140,8 @@ class RankFold {
   double num_calls_ = 0.0;
 };
 
-PipelineCosts costs_of(const ForecastInput& input, std::span<const RankForecast> ranks) {
-  const auto num_stages = static_cast<std::size_t>(input.schedule.num_stages());
+PipelineCosts costs_of(const PipelineSchedule& schedule, std::span<const RankForecast> ranks) {
+  const auto num_stages = static_cast<std::size_t>(schedule.num_stages());
   PipelineCosts costs{.forward = std::vector<double>(num_stages),
                       .backward_input = std::vector<double>(num_stages),
                       .backward_weight = std::vector<double>(num_stages)};
@@ -159,21 +168,31 @@ RecordedOperator in_later_micro_batch(RecordedOperator call) {
 
 double RankForecast::seconds_of(std::string_view pass) const {
   double sum = 0.0;
-  for (const ForecastLine& line : lines) {
-    if (line.pass.ends_with(pass)) sum += line.seconds;
-  }
+  for (const ForecastLine& line : lines) sum += line.pass == pass ? line.seconds : 0.0;
   return sum;
 }
 
-StepForecast forecast_step(const ForecastInput& input, std::span<const StepTimes> times) {
-  TESSERA_CHECK(input.dry_runs.size() == times.size() &&
-                input.dry_runs.size() == static_cast<std::size_t>(input.schedule.num_ranks));
-  StepForecast forecast;
-  for (std::size_t i = 0; i < times.size(); ++i) {
-    forecast.ranks.push_back(
-        RankFold(*input.dry_runs[i], input.schedule.num_micro_batches, input.gathers_once, times[i]).result());
-  }
-  const PipelineTiming timing = simulate(input.schedule, costs_of(input, forecast.ranks));
+void RankForecast::renumber(std::span<const int> numbers) {
+  TESSERA_CHECK(numbers.size() == stages.size(), "{} {}", numbers.size(), stages.size());
+  std::vector<int> before;
+  for (const StageTimes& stage : stages) before.push_back(stage.stage);
+  std::ranges::sort(before);
+  const auto renumbered = [&](int stage) {
+    return stage < 0 ? stage : numbers[static_cast<std::size_t>(std::ranges::find(before, stage) - before.begin())];
+  };
+  for (ForecastLine& line : lines) line.stage = renumbered(line.stage);
+  for (StageTimes& stage : stages) stage.stage = renumbered(stage.stage);
+}
+
+RankForecast forecast_rank(const StepRecord& dry_run, int num_micro_batches, bool gathers_once,
+                           const StepTimes& times) {
+  return RankFold(dry_run, num_micro_batches, gathers_once, times).result();
+}
+
+StepForecast forecast_step(std::vector<RankForecast> ranks, const PipelineSchedule& schedule) {
+  TESSERA_CHECK(std::ssize(ranks) == schedule.num_ranks, "{} {}", ranks.size(), schedule.num_ranks);
+  StepForecast forecast{.ranks = std::move(ranks)};
+  const PipelineTiming timing = simulate(schedule, costs_of(schedule, forecast.ranks));
   forecast.passes_seconds = timing.makespan;
   double once = 0.0, most = 0.0;
   for (std::size_t i = 0; i < forecast.ranks.size(); ++i) {

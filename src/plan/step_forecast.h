@@ -22,7 +22,8 @@ struct StepTimes {
 
 /// Holds the predicted times of the operators or transfers of one name in one pass.
 struct ForecastLine {
-  std::string pass, name;
+  int stage = -1;                // of the pass; -1: the pass is the whole rank's, once in a step
+  std::string pass, name;        // "forward", "gemm"
   bool is_transfer = false;      // the name is the kind and the axis
   std::size_t num_calls = 0;     // of a step
   double seconds = 0.0;          // of a step; of transfers what they add to it
@@ -51,6 +52,8 @@ struct RankForecast {
   double once_seconds() const { return gather_seconds + reduction_seconds + optimizer_seconds; }
   /// Returns the seconds of all passes of that name, "forward", in all stages.
   double seconds_of(std::string_view pass) const;
+  /// Gives the stages, in their order, the numbers of other stages that have the same modules.
+  void renumber(std::span<const int> stages);
 };
 
 struct StepForecast {
@@ -60,17 +63,13 @@ struct StepForecast {
   std::size_t slowest = 0;          // the rank of the pipeline with the most work
 };
 
-/// Describes what the ranks of a pipeline do in a step.
-struct ForecastInput {
-  std::vector<const StepRecord*> dry_runs;  // by rank: TrainingStep::dry_run
-  PipelineSchedule schedule;
-  /// Weights are gathered once in a step, and not for every micro-batch (ModelOptions::keep_gathered).
-  bool gathers_once = false;
-};
+/// Predicts a rank's part of a step from its dry run (TrainingStep::dry_run). Gradients of weights are assigned by the
+/// first micro-batch, and added to by the others. `gathers_once`: weights are gathered once in a step, and not for
+/// every micro-batch (ModelOptions::keep_gathered). Throws Error if an operator's time is not known.
+RankForecast forecast_rank(const StepRecord& dry_run, int num_micro_batches, bool gathers_once, const StepTimes& times);
 
-/// Predicts a step. Gradients of weights are assigned by the first micro-batch, and added to by the others. Throws
-/// Error if an operator's time is not known. `times` has an entry per rank.
-StepForecast forecast_step(const ForecastInput& input, std::span<const StepTimes> times);
+/// Predicts the step of a pipeline, whose ranks it takes in order.
+StepForecast forecast_step(std::vector<RankForecast> ranks, const PipelineSchedule& schedule);
 
 /// Returns a call of a dry run as it is in a step's micro-batches after the first one.
 RecordedOperator in_later_micro_batch(RecordedOperator call);

@@ -13,11 +13,6 @@ enum class Direction : std::uint8_t { kForward, kBackward };
 /// Messages into a stage, of one direction, come in the order in which they were sent.
 int tag_of(int stage, Direction direction) { return 2 * stage + (direction == Direction::kForward ? 0 : 1); }
 
-/// Returns whether a pass is the last of its micro-batch in its stage.
-bool frees_slot(const PipelinePass& pass) {
-  return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
-}
-
 /// Names the pass of the operators that follow in the record, if there is one.
 void name_pass(const Context& op, int stage, PipelinePass::Kind kind) {
   if (op.record == nullptr) return;
@@ -32,14 +27,14 @@ void name_pass(const Context& op, int stage, PipelinePass::Kind kind) {
 Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
     : model_(model), mesh_(mesh), schedule_(std::move(schedule)) {
   TESSERA_CHECK(schedule_.num_ranks == mesh_.pp.size(), "{} {}", schedule_.num_ranks, mesh_.pp.size());
+  const std::vector<int> num_slots = most_held(schedule_);
   for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
     if (!is_local(stage)) continue;
     LocalStage local_stage;
     local_stage.stage = stage;
     // Messages of a kind into a stage come in the order in which they were sent: that of the micro-batches.
     int next_forward = 0, next_backward = 0;
-    // As many slots as micro-batches are between the beginning of their forward and the end of their backward.
-    std::size_t held = 0;
+    local_stage.num_slots = static_cast<std::size_t>(num_slots[static_cast<std::size_t>(stage)]);
     for (const PipelineAction& action : schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())]) {
       for_each_pass(action, [&](const PipelinePass& pass) {
         if (pass.stage != stage) return;
@@ -47,9 +42,6 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
         if (pass.kind != PipelinePass::Kind::kBackwardWeight) {
           TESSERA_CHECK(pass.micro_batch == (is_forward ? next_forward : next_backward)++, "{}", describe(pass));
         }
-        if (is_forward) ++held;
-        local_stage.num_slots = std::max(local_stage.num_slots, held);
-        if (frees_slot(pass)) --held;
       });
     }
     stages_.push_back(std::move(local_stage));
@@ -236,7 +228,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       break;
   }
   clock.end(&PhaseSeconds::backward);
-  if (!frees_slot(pass)) return;
+  if (!frees_activations(pass)) return;
   slot->micro_batch = -1;
   mesh_.tokens.mark_gpu();  // shows progress while no message is sent
 }
@@ -260,7 +252,7 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
       execute(op, pass, batch_of(pass), scale, clock,
               pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
-      if (!is_pipeline() && frees_slot(pass)) op.arena->release_to(empty);
+      if (!is_pipeline() && frees_activations(pass)) op.arena->release_to(empty);
     });
   }
   for (LocalStage& stage : stages_) {

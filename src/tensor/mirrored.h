@@ -8,16 +8,18 @@
 
 namespace tessera {
 
-/// Holds numbers on the host, initially 0, with a copy on the GPU for Device::kCuda. The host's memory is then pinned,
-/// so that copies run asynchronously. Do not touch the host's numbers from the call that enqueues a copy until the copy
-/// is done.
+/// Holds numbers on the host, initially 0, with a copy on the GPU for Device::kCuda. For kMeta it has no numbers at
+/// all. With a GPU the host's memory is pinned, so that copies run asynchronously. Do not touch the host's numbers from
+/// the call that enqueues a copy until the copy is done.
 template <typename T>
 class Mirrored {
  public:
   Mirrored() = default;
-  explicit Mirrored(std::int64_t size, Device target = Device::kCpu)
-      : size_(size), host_(target == Device::kCuda ? Buffer::pinned(num_bytes()) : Buffer(num_bytes())) {
-    if (target == Device::kCuda) gpu_ = Buffer(num_bytes(), target);
+  explicit Mirrored(std::int64_t size, Device target = Device::kCpu) : size_(size) {
+    if (target == Device::kCpu) host_ = Buffer(num_bytes());
+    if (target != Device::kCuda) return;
+    host_ = Buffer::pinned(num_bytes());
+    gpu_ = Buffer(num_bytes(), target);
   }
 
   std::int64_t size() const { return size_; }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 
 #include "config/job_config.h"
@@ -102,6 +103,36 @@ TEST(RunForecast, WhatAddsUpIsTheStep) {
     EXPECT_GT(result.memory.total(), 0u);
     const std::int64_t num_batches = result.num_ranks / (layout.degrees.tp * layout.degrees.cp * layout.degrees.pp);
     EXPECT_EQ(result.tokens, static_cast<double>(4 * 32 * num_batches));
+  }
+}
+
+// Ranks of a pipeline that do the same are planned once. Each must still have its own passes, calls and memory.
+TEST(RunForecast, OneRankStandsForOthersThatDoTheSame) {
+  for (const char* schedule : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
+    SCOPED_TRACE(schedule);
+    const JobConfig job = config_of_ranks({"--parallelism.pipeline_parallel_degree=4",
+                                           std::string("--parallelism.pipeline_parallel_schedule=") + schedule,
+                                           "--model.args.n_layers=13", "--training.local_batch_size=16",
+                                           "--parallelism.pipeline_parallel_microbatch_size=1"});
+    const PlannedRun run{job, Device::kCpu, resolve({.pp = 4}, 4)};
+    const RunForecast found = forecast_run(run, costly_cluster(), RoutingKind::kUniform);
+    std::size_t most = 0;
+    for (const MemoryPlan& plan : memory_plans(run, job.activation_checkpoint.mode, 1)) {
+      most = std::max(most, plan.total());
+    }
+    EXPECT_EQ(found.memory.total(), most);
+    for (std::int64_t pp = 0; pp < 4; ++pp) {
+      const TrainingStep step(job, std::make_shared<Mesh>(Mesh::planned(run.degrees, pp)));
+      std::map<std::pair<int, std::string>, std::size_t> planned;  // calls, by stage and name
+      for (const RecordedOperator& call : step.dry_run().operators()) {
+        const bool is_once = !call.pass.starts_with("stage ");
+        planned[{is_once ? -1 : std::stoi(call.pass.substr(6)), call.name}] += is_once ? 1 : 16;
+      }
+      for (const ForecastLine& line : found.step.ranks[static_cast<std::size_t>(pp)].lines) {
+        if (!line.is_transfer) planned[{line.stage, line.name}] -= line.num_calls;
+      }
+      for (const auto& [of, count] : planned) EXPECT_EQ(count, 0u) << pp << ": stage " << of.first << " " << of.second;
+    }
   }
 }
 

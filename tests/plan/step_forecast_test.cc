@@ -62,8 +62,8 @@ StepForecast forecast_with(const JobConfig& config, const Calibration& calibrati
   const StepTimes times{.of_operator = [&](const RecordedOperator& call) { return calibration.time_of(call); },
                         .of_transfer = {},
                         .seconds_per_operator = calibration.seconds_per_operator};
-  return forecast_step({.dry_runs = {&step.dry_run()}, .schedule = config.pipeline_schedule({.dp_shard = 1})},
-                       std::span(&times, 1));
+  const PipelineSchedule schedule = config.pipeline_schedule({.dp_shard = 1});
+  return forecast_step({forecast_rank(step.dry_run(), schedule.num_micro_batches, false, times)}, schedule);
 }
 
 std::string described(const RecordedOperator& call) {
