@@ -91,10 +91,8 @@ MEAN, MOST = 0.03, 0.08
 
 def predict(program, clusters, cluster, ranks, arguments):
     """Returns the planner's answer."""
-    configs = [one for one in arguments if not one.startswith("--")]
-    options = [one for one in arguments if one.startswith("--")]
-    command = [program, "plan", "time", *configs, "--cluster", clusters / f"{cluster}.toml", "--ranks", str(ranks),
-               "--json", *options]
+    command = [program, "plan", "time", *arguments, "--cluster", clusters / f"{cluster}.toml", "--ranks", str(ranks),
+               "--json"]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"forecast_gpu: {' '.join(map(str, command))}: {done.stderr or done.stdout}")

@@ -176,8 +176,15 @@ void add_memory_command(CLI::App& parent) {
   app->callback([command, arguments] { command->run(arguments->read()); });
 }
 
+/// Reads a cluster that executes this program's steps, or those of the engine that a file describes.
+Cluster cluster_with_engine(const std::string& cluster, const std::string& engine, const JobConfig& job) {
+  Cluster machine = read_cluster(cluster);
+  if (!engine.empty()) use_engine(engine, job.model.args.dim, machine);
+  return machine;
+}
+
 struct TimeCommand {
-  std::string calibration, cluster, routing;
+  std::string calibration, cluster, engine, routing;
   int num_ranks = 1;
   double tokens_of_run = 0.0;
   bool json = false;
@@ -188,7 +195,8 @@ struct TimeCommand {
     job.validate();
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
-    cluster.empty() ? run_on_cpu(job) : run_on(read_cluster(cluster), job, degrees);
+    require(engine.empty() || !cluster.empty(), "--engine needs --cluster");
+    cluster.empty() ? run_on_cpu(job) : run_on(cluster_with_engine(cluster, engine, job), job, degrees);
   }
 
   void run_on_cpu(const JobConfig& job) const {
@@ -275,6 +283,7 @@ struct TimeCommand {
     print_part("waiting for the slowest GPU", forecast.seconds - step.seconds);
     print_part("of all that, transfers add", transfers);
     fmt::print("rates: {}\n", machine.path.string());
+    if (!machine.engine.name.empty()) fmt::print("engine: {}, {}\n", machine.engine.name, machine.engine.source);
   }
 
   static nlohmann::ordered_json json_of(const StepForecast& forecast, double seconds, double tokens) {
@@ -307,6 +316,7 @@ void add_time_command(CLI::App& parent) {
   const auto arguments = std::make_shared<ConfigArguments>(app);
   app->add_option("--calibration", command->calibration, "The file that `tessera bench calibrate` wrote");
   app->add_option("--cluster", command->cluster, "A file of clusters/: the rates of a kind of GPU");
+  app->add_option("--engine", command->engine, "A file of engines/: how another program's step differs from ours");
   app->add_option("--ranks", command->num_ranks, "GPUs of the run, which need not be there")
       ->transform(as_count(1, kMaxRanks))
       ->capture_default_str();
@@ -320,12 +330,12 @@ void add_time_command(CLI::App& parent) {
 }
 
 struct SearchCommand {
-  std::string cluster, routing, out;
+  std::string cluster, engine, routing, out;
   int num_ranks = 1, num_rows = 10;
 
   void run(const JobConfig& job) const {
     require(cuda::is_built(), "`tessera plan search` plans for GPUs, but {}", cuda::why_unavailable());
-    const Cluster machine = read_cluster(cluster);
+    const Cluster machine = cluster_with_engine(cluster, engine, job);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
     const auto begin = std::chrono::steady_clock::now();
     const FoundLayouts found =
@@ -383,6 +393,7 @@ void add_search_command(CLI::App& parent) {
       parent.add_subcommand("search", "Which layouts fit a cluster that is not there, and which of them are fastest");
   const auto arguments = std::make_shared<ConfigArguments>(app);
   app->add_option("--cluster", command->cluster, "A file of clusters/: the rates of a kind of GPU")->required();
+  app->add_option("--engine", command->engine, "A file of engines/: how another program's step differs from ours");
   app->add_option("--ranks", command->num_ranks, "GPUs of the run")->required()->transform(as_count(1, kMaxRanks));
   app->add_option("--routing", command->routing,
                   "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");

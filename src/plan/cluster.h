@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "plan/calibration.h"
+#include "plan/other_engine.h"
 
 namespace tessera {
+
+class TomlReader;
 
 /// Says how long calls of some operators take. A call takes seconds_per_call, the time of its flop, and that of its
 /// bytes. The bytes of a product are those of its output, because a rate of its flop covers the operands. A rate of 0
@@ -16,11 +19,8 @@ namespace tessera {
 struct OperatorRule {
   std::vector<std::string> operators;  // names, in which * stands for any text
   std::string type;                    // of the first operand ("bfloat16"); empty: any
-  bool adds = false;                   // only for calls that add to their output
   double flop_per_second = 0.0;        // of a large product
   double half_contraction = 0.0;       // a contraction of K numbers has the rate flop_per_second · K / (K + this)
-  double half_outputs = 0.0;           // and a product with N outputs has N / (N + this) of that rate
-  double most_flop_per_second = 0.0;   // a call's rate with its bytes is at most this; 0: no limit
   double bytes_per_second = 0.0;
   double seconds_per_call = 0.0;
   std::string source;
@@ -28,6 +28,9 @@ struct OperatorRule {
   bool is_for(const RecordedOperator& call) const;
   double seconds(const RecordedOperator& call) const;
 };
+
+/// Reads a rule. Its caller reads what else the table may have.
+OperatorRule read_rule(TomlReader& reader);
 
 struct Cluster {
   /// Describes the links between GPUs.
@@ -57,10 +60,13 @@ struct Cluster {
   std::string source;                  // of the last four, price and the rest
   std::vector<OperatorRule> rules;     // the first that fits counts
   Calibration calibration;             // for operators that no rule is for; may be empty
+  OtherEngine engine;                  // whose steps are executed
   std::filesystem::path path;
 
   /// Throws Error, which names the operator, its class and the file, if no rule is for the call.
   OperatorTime time_of(const RecordedOperator& call) const;
+  /// Returns what the operator itself takes, without the engine's factors and bytes.
+  OperatorTime own_time_of(const RecordedOperator& call) const;
   /// Returns by which factor the slowest of num_ranks GPUs is slower than their mean: 1 + 0.87 σ √(2 ln n), a fit to
   /// the expected maximum of n normal numbers.
   double slowest_of(std::int64_t num_ranks) const;

@@ -125,8 +125,10 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
     const StepTimes times{.of_operator = [&cluster](const RecordedOperator& call) { return cluster.time_of(call); },
                           .of_transfer = [&transfers](const RecordedTransfer& one) { return transfers.seconds(one); },
                           .seconds_per_operator = cluster.calibration.seconds_per_operator,
+                          .least_per_operator = cluster.engine.host_seconds,
                           .overlap_cost = cluster.overlap_cost,
-                          .dispatch_overlap_cost = transfers.dispatch_overlap_cost()};
+                          .dispatch_overlap_cost = transfers.dispatch_overlap_cost(),
+                          .overlaps_micro_batches = cluster.engine.overlaps_micro_batches};
     const bool gathers_once = model_options(job, mesh, run.device).keep_gathered;
     ranks[pp] = forecast_rank(step.dry_run(), pipeline.schedule().num_micro_batches, gathers_once, times);
     if (pp == 0) {

@@ -1,6 +1,7 @@
 #include "plan/step_forecast.h"
 
 #include <algorithm>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -46,6 +47,7 @@ class RankFold {
       if (transfer.kind != "receive") add(transfer);
     }
     result_.host_seconds = times.seconds_per_operator * num_calls_;
+    for (const auto& [pass, calls] : calls_of_pass_) wait_for_host(pass, calls);
   }
 
   RankForecast result() && { return std::move(result_); }
@@ -93,6 +95,16 @@ class RankFold {
     of_name.is_extrapolated |= first.is_extrapolated || later.is_extrapolated;
     add_to_pass(call.pass, seconds + count * times_.seconds_per_operator);
     num_calls_ += count;
+    calls_of_pass_[call.pass] += count;
+  }
+
+  /// Makes a pass of a stage take as long as the host needs to start its operators.
+  void wait_for_host(const std::string& pass, double calls) {
+    if (is_once(pass) || parts_of(pass).first < 0) return;
+    const double waits = calls * times_.least_per_operator - stage_seconds(pass) * micro_batches_;
+    if (waits <= 0.0) return;
+    line(pass, "waiting for the host", false).seconds += waits;
+    add_to_pass(pass, waits);
   }
 
   /// Returns the seconds of the operators that run beside a dispatcher's call: those on the side stream just before it.
@@ -114,6 +126,7 @@ class RankFold {
       const double beside = seconds_beside(transfer);
       added = std::max(seconds - beside, times_.dispatch_overlap_cost * seconds);
       if (beside == 0.0) added = seconds;
+      if (times_.overlaps_micro_batches) added = times_.dispatch_overlap_cost * seconds;
     } else if (transfer.end > transfer.begin) {
       const double beside = begin_[transfer.end] - begin_[transfer.begin];
       added = std::max(times_.overlap_cost * seconds, seconds - beside);
@@ -138,6 +151,7 @@ class RankFold {
   RankForecast result_;
   std::vector<double> begin_ = {0.0};  // of each operator, and the end of the last one, with operators alone
   double num_calls_ = 0.0;
+  std::map<std::string, double> calls_of_pass_;
 };
 
 PipelineCosts costs_of(const PipelineSchedule& schedule, std::span<const RankForecast> ranks) {

@@ -16,8 +16,10 @@ struct StepTimes {
   std::function<OperatorTime(const RecordedOperator&)> of_operator;
   std::function<double(const RecordedTransfer&)> of_transfer;  // seconds; unused without transfers
   double seconds_per_operator = 0.0;                           // for the host, besides the operator
-  double overlap_cost = 0.0;           // of the duration of a transfer beside operators, the part that they lose
-  double dispatch_overlap_cost = 0.0;  // the same for a dispatcher's calls
+  double least_per_operator = 0.0;      // a pass takes at least this for each of its operators: the host starts them
+  double overlap_cost = 0.0;            // of the duration of a transfer beside operators, the part that they lose
+  double dispatch_overlap_cost = 0.0;   // the same for a dispatcher's calls
+  bool overlaps_micro_batches = false;  // a dispatcher's calls always run beside operators, of another micro-batch
 };
 
 /// Holds the predicted times of the operators or transfers of one name in one pass.

@@ -68,7 +68,11 @@ double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
 }
 
 double TransferTimes::seconds(const RecordedTransfer& transfer) const {
-  if (is_dispatch(transfer)) return of_dispatch(transfer);
+  const double factor = cluster_.engine.factor_of(transfer.kind, transfer.pass);
+  return factor * (is_dispatch(transfer) ? of_dispatch(transfer) : of_collective(transfer));
+}
+
+double TransferTimes::of_collective(const RecordedTransfer& transfer) const {
   const Group& ranks = group(transfer.axis);
   const double n = ranks.num_ranks, domains = ranks.num_domains, in_domain = n / domains;
   double near = transfer.bytes * (in_domain - 1.0) / in_domain;
@@ -88,6 +92,7 @@ double TransferTimes::seconds(const RecordedTransfer& transfer) const {
 }
 
 double TransferTimes::dispatch_overlap_cost() const {
+  if (cluster_.engine.dispatch_overlap_cost >= 0.0) return cluster_.engine.dispatch_overlap_cost;
   const bool is_direct = job_.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
   return is_direct ? cluster_.direct_overlap_cost : cluster_.overlap_cost;
 }

@@ -37,6 +37,7 @@ class TransferTimes {
   };
   const Group& group(const std::string& axis) const;
   double of_dispatch(const RecordedTransfer& transfer) const;
+  double of_collective(const RecordedTransfer& transfer) const;
 
   const Cluster& cluster_;
   const JobConfig& job_;

@@ -1,0 +1,59 @@
+#include "plan/other_engine.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "plan/cluster.h"
+#include "plan/toml_reader.h"
+
+namespace tessera {
+
+double OtherEngine::factor_of(std::string_view operator_name, std::string_view pass) const {
+  double result = 1.0;
+  for (const Factor& factor : factors) {
+    const bool is_for = std::ranges::any_of(factor.names, [&](const std::string& pattern) {
+      return fnmatch(pattern.c_str(), std::string(operator_name).c_str(), 0) == 0;
+    });
+    if (is_for && pass.ends_with(factor.pass)) result *= factor.times;
+  }
+  return result;
+}
+
+void use_engine(const std::filesystem::path& path, std::int64_t dim, Cluster& cluster) {
+  const toml::table table = parse_toml_file(path);
+  TomlReader reader(table, fmt::format("'{}', $", path.string()));
+  OtherEngine engine;
+  engine.name = reader.text("name");
+  engine.source = reader.text("source");
+  engine.dim = dim;
+  engine.dispatch_overlap_cost = reader.number_or("dispatch_overlap_cost", -1.0);
+  engine.overlaps_micro_batches = reader.flag_or("overlaps_micro_batches", false);
+  engine.host_seconds = 1e-6 * reader.number_or("host_microseconds_per_operator", 0.0);
+  engine.row_bytes_forward = reader.number_or("row_bytes_forward", 0.0);
+  engine.row_bytes_backward = reader.number_or("row_bytes_backward", 0.0);
+  engine.row_rate = reader.number_or("row_rate", 1.0);
+  if (reader.has("factor")) {
+    reader.each_table("factor", [&](TomlReader factor) {
+      engine.factors.push_back({.names = factor.texts("names"),
+                                .pass = factor.has("pass") ? factor.text("pass") : std::string(),
+                                .times = factor.number("times", 1e-6),
+                                .source = factor.text("source")});
+      factor.require_all_known();
+    });
+  }
+  std::vector<OperatorRule> rules;
+  if (reader.has("operator")) {
+    reader.each_table("operator", [&](TomlReader rule) {
+      const std::vector<std::string> gpus = rule.texts("gpus");
+      OperatorRule read = read_rule(rule);
+      rule.require_all_known();
+      if (std::ranges::count(gpus, cluster.name) > 0) rules.push_back(std::move(read));
+    });
+  }
+  reader.require_all_known();
+  cluster.rules.insert(cluster.rules.begin(), rules.begin(), rules.end());
+  cluster.engine = std::move(engine);
+}
+
+}  // namespace tessera
