@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares steps on GPUs that were measured with what the planner predicts for them. Needs no GPU, but to measure.
 
-    bench/forecast_gpu.py --tessera PROGRAM [--clusters clusters]
+    bench/forecast_gpu.py --tessera PROGRAM [--clusters clusters] [--out VALIDATION]    # plan --validation shows it
     bench/forecast_gpu.py --tessera PROGRAM --predict 8xh200 --out FORECAST    # or 2xh100: without a GPU
     bench/forecast_gpu.py --tessera PROGRAM --measure FORECAST                 # makes them, on such GPUs
 
@@ -157,10 +157,11 @@ def main():
         return write_blind(args.out, args.predict, args.tessera, args.clusters)
     if args.measure:
         sys.exit(not measure(args.measure, args.tessera))
-    errors = []
+    errors, runs = [], {}
 
     def show(name, gpus_of_run, unit, measured, predicted, calibrates):
         error = predicted / measured - 1.0
+        runs[f"{name}, {gpus_of_run}"] = {"measured": measured, "predicted": round(predicted, unit)}
         if not calibrates:
             errors.append(abs(error))
         print(f"| {name} | {gpus_of_run} | {measured:,.{unit}f} | {predicted:,.{unit}f} | {100 * error:+.1f} | "
@@ -174,6 +175,8 @@ def main():
         three, one = (predict(args.tessera, args.clusters, "h200", ranks,
                               [*arguments, f"--model.args.n_layers={depth}"])["step_ms"] for depth in (3, 1))
         show(name + ", ms", f"{ranks} H200", 1, measured, 0.5 * (three - one), False)
+    if args.out:
+        args.out.write_text(json.dumps({"format": "tessera validation", "version": 1, "runs": runs}, indent=1) + "\n")
     mean, most = statistics.mean(errors), max(errors)
     print(f"\nrows that validate: mean error {100 * mean:.1f} % (must {100 * MEAN:g}), largest {100 * most:.1f} % "
           f"(must {100 * MOST:g})")

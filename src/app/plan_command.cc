@@ -1,6 +1,4 @@
 // `tessera plan` shows what a way to train would cost, before any machine is used.
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -13,10 +11,10 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/version.h"
 #include "device/cuda.h"
 #include "parallel/pipeline_picture.h"
 #include "plan/layout_search.h"
+#include "plan/report/plan_page.h"
 #include "plan/run_forecast.h"
 #include "run/memory_advice.h"
 #include "run/record/metrics.h"
@@ -183,8 +181,24 @@ Cluster cluster_with_engine(const std::string& cluster, const std::string& engin
   return machine;
 }
 
+std::vector<ValidatedRun> validation_of(const std::string& path) {
+  return path.empty() ? std::vector<ValidatedRun>() : read_validation(path);
+}
+
+void write_page(const std::filesystem::path& path, const JobConfig& job, const MeshDegrees& degrees,
+                const Cluster& machine, const RunForecast& forecast, const std::vector<FoundLayout>& layouts,
+                const std::string& validation) {
+  write_whole_file(path,
+                   plan_page({.title = fmt::format("{} on {} {}", job.model.flavor, degrees.num_ranks(), machine.name),
+                              .layout = describe(degrees),
+                              .forecast = forecast,
+                              .cluster = machine,
+                              .layouts = layouts,
+                              .validation = validation_of(validation)}));
+}
+
 struct TimeCommand {
-  std::string calibration, cluster, engine, routing;
+  std::string calibration, cluster, engine, routing, html, validation;
   int num_ranks = 1;
   double tokens_of_run = 0.0;
   bool json = false;
@@ -195,7 +209,7 @@ struct TimeCommand {
     job.validate();
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
-    require(engine.empty() || !cluster.empty(), "--engine needs --cluster");
+    require((engine.empty() && html.empty()) || !cluster.empty(), "--engine and --html need --cluster");
     cluster.empty() ? run_on_cpu(job) : run_on(cluster_with_engine(cluster, engine, job), job, degrees);
   }
 
@@ -212,7 +226,9 @@ struct TimeCommand {
   void run_on(const Cluster& machine, const JobConfig& job, const MeshDegrees& degrees) const {
     require(cuda::is_built(), "--cluster plans for GPUs, but {}", cuda::why_unavailable());
     const RoutingKind kind = routing.empty() ? default_routing(job) : routing_kind(routing);
-    const RunForecast forecast = forecast_run({job, Device::kCuda, degrees}, machine, kind);
+    const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
+    const RunForecast forecast = forecast_run({job, Device::kCuda, degrees}, machine, kind, !page.empty());
+    if (!page.empty()) write_page(page, job, degrees, machine, forecast, {}, validation);
     const double rate = forecast.tokens_per_second_per_gpu();
     const double mfu = rate * forecast.flop_per_token / machine.peak_flop_per_second;
     // Dollars per hour, over tokens per second and GPU.
@@ -310,6 +326,11 @@ struct TimeCommand {
   }
 };
 
+void add_page_options(CLI::App& app, std::string& html, std::string& validation) {
+  app.add_option("--html", html, "Also write a page to this file");
+  app.add_option("--validation", validation, "Show in it the errors that bench/forecast_gpu.py --out wrote");
+}
+
 void add_time_command(CLI::App& parent) {
   auto command = std::make_shared<TimeCommand>();
   CLI::App* app = parent.add_subcommand("time", "How long a step takes, on this CPU or on a cluster that is not there");
@@ -325,25 +346,24 @@ void add_time_command(CLI::App& parent) {
   app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
       ->check(is_number(1.0, 1e18));
   app->add_flag("--json", command->json, "Print one line of JSON");
+  add_page_options(*app, command->html, command->validation);
   app->footer("Keys of the configuration as in `tessera train`. Nothing is trained.");
   app->callback([command, arguments] { command->run(arguments->read()); });
 }
 
 struct SearchCommand {
-  std::string cluster, engine, routing, out;
+  std::string cluster, engine, routing, out, html, validation;
   int num_ranks = 1, num_rows = 10;
 
   void run(const JobConfig& job) const {
     require(cuda::is_built(), "`tessera plan search` plans for GPUs, but {}", cuda::why_unavailable());
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
+    const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
+    const RoutingKind kind = routing.empty() ? default_routing(job) : routing_kind(routing);
     const auto begin = std::chrono::steady_clock::now();
-    const FoundLayouts found =
-        search_layouts({.job = job,
-                        .num_ranks = num_ranks,
-                        .cluster = machine,
-                        .routing = routing.empty() ? default_routing(job) : routing_kind(routing),
-                        .num_threads = num_threads()});
+    const FoundLayouts found = search_layouts(
+        {.job = job, .num_ranks = num_ranks, .cluster = machine, .routing = kind, .num_threads = num_threads()});
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     fmt::print("{} x {}: {} layouts fit, {} do not; {:.1f} s\n\n", num_ranks, machine.name, found.fitting.size(),
                found.num_too_large, seconds);
@@ -360,8 +380,13 @@ struct SearchCommand {
         100.0 * kError);
     print_head();
     for (const FoundLayout& layout : frontier(found.fitting)) print_row(layout, best);
-    if (toml.empty()) return;
     JobConfig fastest = found.fitting.front().config;
+    if (!page.empty()) {
+      const MeshDegrees degrees = resolve(fastest.mesh_degrees(), num_ranks);
+      const RunForecast forecast = forecast_run({fastest, Device::kCuda, degrees}, machine, kind, true);
+      write_page(page, fastest, degrees, machine, forecast, found.fitting, validation);
+    }
+    if (toml.empty()) return;
     write_whole_file(toml, config_table(fastest).to_toml());
     fmt::print("\nThe fastest is in {}.\n", toml.string());
   }
@@ -399,6 +424,7 @@ void add_search_command(CLI::App& parent) {
                   "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
   app->add_option("--rows", command->num_rows, "Layouts to print")->transform(as_count(1, 1000))->capture_default_str();
   app->add_option("--out,--output", command->out, "Write the configuration of the fastest layout to this file");
+  add_page_options(*app, command->html, command->validation);
   app->footer(
       "Keys of the configuration as in `tessera train`. Searched are the degrees of pipeline, tensor and expert\n"
       "parallelism, the schedule, the micro-batch and recomputation. training.global_batch_size stays as it is.");

@@ -22,10 +22,6 @@ bool is_scales(const Operand& operand, const Operand& before) {
           operand.shape.num_elements() < before.shape.num_elements());
 }
 
-bool is_product(std::string_view name) {
-  return name == "gemm" || name.starts_with("linear_") || name.starts_with("grouped_linear_");
-}
-
 /// Returns the flop of a product: two per element of the output and index of the contraction. Of its operands, the
 /// first is contracted along its last dim, or its first dim where both operands have the tokens first (wgrad).
 double flop_of_product(const RecordedOperator& call) {
@@ -57,6 +53,10 @@ double flop_of_attention(const RecordedOperator& call) {
 }
 
 }  // namespace
+
+bool is_product(std::string_view name) {
+  return name == "gemm" || name.starts_with("linear_") || name.starts_with("grouped_linear_");
+}
 
 OperatorWork work_of(const RecordedOperator& call) {
   OperatorWork work;

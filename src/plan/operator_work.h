@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "tensor/step_record.h"
 
@@ -26,6 +27,9 @@ struct OperatorWork {
 /// Returns the work of a call. An operator that is no product, and no attention, has no flop: its bytes decide. An
 /// output that is added to counts twice, because it is also read.
 OperatorWork work_of(const RecordedOperator& call);
+
+/// Returns whether an operator of that name is a product of matrices.
+bool is_product(std::string_view name);
 
 /// Returns the length of a product's contraction, or 0 of another operator. The length for a grouped weight gradient is
 /// the mean over the experts.

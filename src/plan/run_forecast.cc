@@ -96,7 +96,7 @@ class Pipeline {
 
 }  // namespace
 
-RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing) {
+RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing, bool keeps_events) {
   const JobConfig& job = run.config;
   const std::int64_t num_ranks = run.degrees.num_ranks(), ranks_of_stage = num_ranks / run.degrees.pp;
   RunForecast result;
@@ -128,7 +128,9 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
                           .least_per_operator = cluster.engine.host_seconds,
                           .overlap_cost = cluster.overlap_cost,
                           .dispatch_overlap_cost = transfers.dispatch_overlap_cost(),
-                          .overlaps_micro_batches = cluster.engine.overlaps_micro_batches};
+                          .overlaps_micro_batches = cluster.engine.overlaps_micro_batches,
+                          .is_far = [&transfers](const RecordedTransfer& one) { return transfers.is_far(one); },
+                          .keeps_events = keeps_events};
     const bool gathers_once = model_options(job, mesh, run.device).keep_gathered;
     ranks[pp] = forecast_rank(step.dry_run(), pipeline.schedule().num_micro_batches, gathers_once, times);
     if (pp == 0) {
@@ -137,6 +139,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
     }
   }
   result.step = forecast_step(std::move(ranks), pipeline.schedule());
+  result.schedule = pipeline.schedule();
   result.seconds = result.step.seconds * cluster.slowest_of(num_ranks);
   const std::int64_t data_ranks = run.degrees.dp_replicate * run.degrees.dp_shard;
   result.tokens = static_cast<double>(job.sequences_per_step(data_ranks) * job.training.seq_len);

@@ -10,6 +10,7 @@ namespace tessera {
 
 struct RunForecast {
   StepForecast step;
+  PipelineSchedule schedule;
   MemoryPlan memory;  // of the rank that takes most; without CUDA's own memory and NCCL's
   std::int64_t num_ranks = 1;
   double tokens = 0.0;          // of a step, of all ranks
@@ -20,8 +21,9 @@ struct RunForecast {
   double tokens_per_second_per_gpu() const { return tokens / seconds / static_cast<double>(num_ranks); }
 };
 
-/// Predicts a step of the run. Throws Error if the layout cannot be, or the cluster lacks a rate.
-RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing);
+/// Predicts a step of the run. `keeps_events` is StepTimes::keeps_events. Throws Error if the layout cannot be, or the
+/// cluster lacks a rate.
+RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing, bool keeps_events = false);
 
 /// Predicts a step of one rank on this CPU. Throws Error if the calibration is of a GPU, of another number of threads,
 /// or lacks a rate. Warns if it is of another version of this program.

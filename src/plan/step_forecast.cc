@@ -34,6 +34,11 @@ bool gathers_weights(const RecordedTransfer& transfer) {
          !is_once(transfer.pass);
 }
 
+ForecastEvent::Lane lane_of(const RecordedOperator& call) {
+  if (call.name.starts_with("mla_")) return ForecastEvent::Lane::kAttention;
+  return is_product(call.name) ? ForecastEvent::Lane::kProducts : ForecastEvent::Lane::kMemory;
+}
+
 /// Adds up the times of one rank's step.
 class RankFold {
  public:
@@ -48,6 +53,7 @@ class RankFold {
     }
     result_.host_seconds = times.seconds_per_operator * num_calls_;
     for (const auto& [pass, calls] : calls_of_pass_) wait_for_host(pass, calls);
+    if (times.keeps_events) keep_events();
   }
 
   RankForecast result() && { return std::move(result_); }
@@ -131,6 +137,7 @@ class RankFold {
       const double beside = begin_[transfer.end] - begin_[transfer.begin];
       added = std::max(times_.overlap_cost * seconds, seconds - beside);
     }
+    stalls_.push_back({&transfer, seconds, added});
     const bool once = is_once(transfer.pass) || (gathers_once_ && gathers_weights(transfer));
     const double count = once ? 1.0 : micro_batches_;
     ForecastLine& of_name = line(transfer.pass, transfer.kind + " " + transfer.axis, true);
@@ -144,6 +151,40 @@ class RankFold {
     }
   }
 
+  /// Says when operators and transfers run. Operators wait where a transfer ends that does not hide.
+  void keep_events() {
+    const std::vector<RecordedOperator>& operators = record_.operators();
+    std::ranges::stable_sort(stalls_, {}, [](const Stall& stall) { return stall.transfer->end; });
+    const auto keep = [&](const std::string& pass, const std::string& name, ForecastEvent::Lane lane, double begin,
+                          double seconds) {
+      const auto [stage, kind] = parts_of(pass);
+      result_.events.push_back(
+          {.stage = stage, .pass = std::string(kind), .name = name, .lane = lane, .begin = begin, .seconds = seconds});
+    };
+    auto next = stalls_.begin();
+    double stalled = 0.0;
+    for (std::size_t i = 0; i <= operators.size(); ++i) {
+      const double host = static_cast<double>(i) * times_.seconds_per_operator;
+      for (; next != stalls_.end() && next->transfer->end <= i; ++next) {
+        stalled += next->added;
+        const RecordedTransfer& transfer = *next->transfer;
+        const bool is_far = times_.is_far && times_.is_far(transfer);
+        keep(transfer.pass, transfer.kind + " " + transfer.axis,
+             is_far ? ForecastEvent::Lane::kNetwork : ForecastEvent::Lane::kDomain,
+             begin_[i] + host + stalled - next->seconds, next->seconds);
+      }
+      if (i < operators.size()) {
+        keep(operators[i].pass, operators[i].name, lane_of(operators[i]), begin_[i] + host + stalled,
+             begin_[i + 1] - begin_[i]);
+      }
+    }
+  }
+
+  struct Stall {
+    const RecordedTransfer* transfer;
+    double seconds, added;
+  };
+
   const StepRecord& record_;
   double micro_batches_;
   bool gathers_once_;
@@ -152,26 +193,8 @@ class RankFold {
   std::vector<double> begin_ = {0.0};  // of each operator, and the end of the last one, with operators alone
   double num_calls_ = 0.0;
   std::map<std::string, double> calls_of_pass_;
+  std::vector<Stall> stalls_;
 };
-
-PipelineCosts costs_of(const PipelineSchedule& schedule, std::span<const RankForecast> ranks) {
-  const auto num_stages = static_cast<std::size_t>(schedule.num_stages());
-  PipelineCosts costs{.forward = std::vector<double>(num_stages),
-                      .backward_input = std::vector<double>(num_stages),
-                      .backward_weight = std::vector<double>(num_stages)};
-  for (const RankForecast& rank : ranks) {
-    costs.communication = std::max(costs.communication, rank.message_seconds);
-    for (const StageTimes& stage : rank.stages) {
-      const auto s = static_cast<std::size_t>(stage.stage);
-      // Where the schedule has whole backwards, only the sum of both halves matters.
-      const double weight = stage.weight_gradients > 0.0 ? stage.weight_gradients : 0.5 * stage.backward;
-      costs.forward[s] = stage.forward;
-      costs.backward_input[s] = stage.backward + stage.weight_gradients - weight;
-      costs.backward_weight[s] = weight;
-    }
-  }
-  return costs;
-}
 
 }  // namespace
 
@@ -195,7 +218,25 @@ void RankForecast::renumber(std::span<const int> numbers) {
     return stage < 0 ? stage : numbers[static_cast<std::size_t>(std::ranges::find(before, stage) - before.begin())];
   };
   for (ForecastLine& line : lines) line.stage = renumbered(line.stage);
+  for (ForecastEvent& event : events) event.stage = renumbered(event.stage);
   for (StageTimes& stage : stages) stage.stage = renumbered(stage.stage);
+}
+
+PipelineCosts pipeline_costs(std::span<const RankForecast> ranks, int num_stages) {
+  const std::vector<double> none(static_cast<std::size_t>(num_stages));
+  PipelineCosts costs{.forward = none, .backward_input = none, .backward_weight = none};
+  for (const RankForecast& rank : ranks) {
+    costs.communication = std::max(costs.communication, rank.message_seconds);
+    for (const StageTimes& stage : rank.stages) {
+      const auto s = static_cast<std::size_t>(stage.stage);
+      // Where the schedule has whole backwards, only the sum of both halves matters.
+      const double weight = stage.weight_gradients > 0.0 ? stage.weight_gradients : 0.5 * stage.backward;
+      costs.forward[s] = stage.forward;
+      costs.backward_input[s] = stage.backward + stage.weight_gradients - weight;
+      costs.backward_weight[s] = weight;
+    }
+  }
+  return costs;
 }
 
 RankForecast forecast_rank(const StepRecord& dry_run, int num_micro_batches, bool gathers_once,
@@ -206,7 +247,7 @@ RankForecast forecast_rank(const StepRecord& dry_run, int num_micro_batches, boo
 StepForecast forecast_step(std::vector<RankForecast> ranks, const PipelineSchedule& schedule) {
   TESSERA_CHECK(std::ssize(ranks) == schedule.num_ranks, "{} {}", ranks.size(), schedule.num_ranks);
   StepForecast forecast{.ranks = std::move(ranks)};
-  const PipelineTiming timing = simulate(schedule, costs_of(schedule, forecast.ranks));
+  const PipelineTiming timing = simulate(schedule, pipeline_costs(forecast.ranks, schedule.num_stages()));
   forecast.passes_seconds = timing.makespan;
   double once = 0.0, most = 0.0;
   for (std::size_t i = 0; i < forecast.ranks.size(); ++i) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/pipeline_schedule.h"
+#include "parallel/pipeline_timing.h"
 #include "plan/calibration.h"
 
 namespace tessera {
@@ -20,6 +20,8 @@ struct StepTimes {
   double overlap_cost = 0.0;            // of the duration of a transfer beside operators, the part that they lose
   double dispatch_overlap_cost = 0.0;   // the same for a dispatcher's calls
   bool overlaps_micro_batches = false;  // a dispatcher's calls always run beside operators, of another micro-batch
+  std::function<bool(const RecordedTransfer&)> is_far = {};  // whether a transfer leaves the domain; unset: none does
+  bool keeps_events = false;                            // fills RankForecast::events
 };
 
 /// Holds the predicted times of the operators or transfers of one name in one pass.
@@ -40,6 +42,15 @@ struct StageTimes {
   double forward = 0.0, backward = 0.0, weight_gradients = 0.0;
 };
 
+/// Describes when an operator or transfer of a micro-batch runs.
+struct ForecastEvent {
+  enum class Lane { kProducts, kAttention, kMemory, kDomain, kNetwork };  // the last two are transfers
+  int stage = -1;
+  std::string pass, name;
+  Lane lane = Lane::kProducts;
+  double begin = 0.0, seconds = 0.0;  // from the begin of the first operator of the record
+};
+
 /// Describes the step of one rank of the pipeline.
 struct RankForecast {
   std::vector<ForecastLine> lines;  // in the order in which their passes and names come first
@@ -50,6 +61,7 @@ struct RankForecast {
   // update of the weights.
   double gather_seconds = 0.0, reduction_seconds = 0.0, optimizer_seconds = 0.0;
   double bubble_seconds = 0.0;
+  std::vector<ForecastEvent> events;  // StepTimes::keeps_events
 
   double once_seconds() const { return gather_seconds + reduction_seconds + optimizer_seconds; }
   /// Returns the seconds of all passes of that name, "forward", in all stages.
@@ -69,6 +81,9 @@ struct StepForecast {
 /// first micro-batch, and added to by the others. `gathers_once`: weights are gathered once in a step, and not for
 /// every micro-batch (ModelOptions::keep_gathered). Throws Error if an operator's time is not known.
 RankForecast forecast_rank(const StepRecord& dry_run, int num_micro_batches, bool gathers_once, const StepTimes& times);
+
+/// Returns what passes cost, for the simulation of a schedule with so many stages.
+PipelineCosts pipeline_costs(std::span<const RankForecast> ranks, int num_stages);
 
 /// Predicts the step of a pipeline, whose ranks it takes in order.
 StepForecast forecast_step(std::vector<RankForecast> ranks, const PipelineSchedule& schedule);

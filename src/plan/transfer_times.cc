@@ -91,6 +91,10 @@ double TransferTimes::of_collective(const RecordedTransfer& transfer) const {
          std::max(near / cluster_.domain.bytes_per_second, far / cluster_.network.bytes_per_second);
 }
 
+bool TransferTimes::is_far(const RecordedTransfer& transfer) const {
+  return is_dispatch(transfer) ? spread_.other_domains > 0.0 : group(transfer.axis).num_domains > 1.0;
+}
+
 double TransferTimes::dispatch_overlap_cost() const {
   if (cluster_.engine.dispatch_overlap_cost >= 0.0) return cluster_.engine.dispatch_overlap_cost;
   const bool is_direct = job_.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;

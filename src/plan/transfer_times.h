@@ -28,6 +28,8 @@ class TransferTimes {
       : cluster_(cluster), job_(job), degrees_(degrees), rank_(rank), spread_(spread) {}
 
   double seconds(const RecordedTransfer& transfer) const;
+  /// Says whether a transfer leaves the domain.
+  bool is_far(const RecordedTransfer& transfer) const;
   /// Returns, of the duration of a dispatcher's call, the part that operators beside it lose.
   double dispatch_overlap_cost() const;
 

@@ -53,6 +53,7 @@ figcaption{line-height:1.4}
 .legend svg{width:34px;height:12px;flex:none}
 svg text{font:22px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
 @media(min-width:600px){svg text{font-size:18px}}
+.scroll svg text{font-size:12px;fill:currentColor}
 .tx{text-anchor:middle}.te,.ty{text-anchor:end}
 .axis{stroke:var(--soft);fill:none;stroke-width:1.5}.grid{stroke:var(--line);fill:none;stroke-width:1.5}
 .ref{stroke:var(--fg);fill:none;stroke-width:2;stroke-dasharray:2 7;stroke-linecap:round}

@@ -230,7 +230,7 @@ std::string svg_plot(const Plot& plot) {
     if (!path.empty()) svg += fmt::format("<path class=\"b{}{}\" d=\"{}\"/>", series.style, area, path);
   }
   for (const PlotSeries& series : plot.series) {
-    if (series.area) continue;
+    if (series.area || !series.joined) continue;
     svg +=
         fmt::format("<path class=\"{}\" d=\"{}\"/>", line_class(series), line_path(series.curve, x, y, plot.y_factor));
   }

@@ -20,6 +20,7 @@ struct PlotSeries {
   bool solid = false;   // without the dashes of its style
   bool area = false;    // only the band, as a solid area
   bool points = false;  // a dot at every value, for few values
+  bool joined = true;   // points are joined by a line
 };
 
 struct Plot {
