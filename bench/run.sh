@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs all benchmarks: operators and generation (Google Benchmark), the training step against PyTorch and beside other
 # programs, several ranks, saving, tokenizing against the package `tokenizers`, and expert-parallel backends against
-# each other; steps are predicted, then measured. If there is a GPU, its operators and steps run against PyTorch.
+# each other; steps are predicted, then measured. Forecasts for GPUs are compared with what was measured there. If there
+# is a GPU, its operators and steps run against PyTorch.
 #   bench/run.sh BUILD_FOLDER
 set -euo pipefail
 build=$1
@@ -25,6 +26,9 @@ status=0
 "$venv/bin/python" bench/guards.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/forecast.py all --tessera "$build/src/app/tessera" || status=1
+for forecast in gpu published; do  # these need a build with CUDA, and no GPU
+  "$venv/bin/python" "bench/forecast_$forecast.py" --tessera "$build/src/app/tessera" || status=1
+done
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1
 scripts/fetch_corpus.sh data/corpus

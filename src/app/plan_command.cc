@@ -201,6 +201,7 @@ struct TimeCommand {
   std::string calibration, cluster, engine, routing, html, validation;
   int num_ranks = 1;
   double tokens_of_run = 0.0;
+  double hours_between_failures = 0.0, minutes_between_checkpoints = 10.0, restart_minutes = 2.0;
   bool json = false;
 
   void run(const JobConfig& job) const {
@@ -211,6 +212,13 @@ struct TimeCommand {
     job.validate_on(degrees);
     require((engine.empty() && html.empty()) || !cluster.empty(), "--engine and --html need --cluster");
     cluster.empty() ? run_on_cpu(job) : run_on(cluster_with_engine(cluster, engine, job), job, degrees);
+  }
+
+  /// Returns the part of the time that trains. A failure costs half of the time between checkpoints and the restart.
+  double effective_part() const {
+    if (hours_between_failures == 0.0) return 1.0;
+    const double lost = (0.5 * minutes_between_checkpoints + restart_minutes) / 60.0;
+    return hours_between_failures / (hours_between_failures + lost);
   }
 
   void run_on_cpu(const JobConfig& job) const {
@@ -240,6 +248,7 @@ struct TimeCommand {
       result["mfu"] = mfu;
       result["memory_bytes"] = memory;
       result["dollars_per_1e9_tokens"] = dollars;
+      result["spread"] = forecast.step.error_seconds() / forecast.step.seconds;
       return fmt::print("{}\n", json_text(result));
     }
     if (num_ranks > 1) fmt::print("{} x {}: {}\n\n", num_ranks, machine.name, describe(degrees));
@@ -247,14 +256,22 @@ struct TimeCommand {
     print_summary(forecast, machine);
     fmt::print("step {:.1f} ms, {:.0f} tokens/s per GPU, MFU {:.1f} % (TorchTitan's count; {:.0f} TFLOP/s executed)\n",
                forecast.seconds * 1e3, rate, 100.0 * mfu, forecast.executed_flop / forecast.seconds * 1e-12);
+    const double spread = forecast.step.error_seconds() / forecast.step.seconds;
+    fmt::print("between {:.0f} and {:.0f} tokens/s per GPU, by the errors of the rates\n", rate / (1.0 + spread),
+               rate / (1.0 - spread));
     fmt::print("memory {} of {}, with {} for CUDA and NCCL{}\n", format_gib(static_cast<std::size_t>(memory)),
                format_gib(static_cast<std::size_t>(machine.memory_bytes)),
                format_gib(static_cast<std::size_t>(machine.reserved_bytes)),
                memory > machine.memory_bytes ? ": DOES NOT FIT" : "");
     fmt::print("${:.2f} per 10^9 tokens at ${:.2f} per GPU and hour\n", dollars, machine.dollars_per_gpu_hour);
     if (tokens_of_run > 0.0) {
-      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run, tokens_of_run / rate / num_ranks / 86400.0,
-                 dollars * tokens_of_run * 1e-9);
+      const double effective = effective_part();
+      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run,
+                 tokens_of_run / rate / num_ranks / 86400.0 / effective, dollars * tokens_of_run * 1e-9 / effective);
+      if (hours_between_failures > 0.0) {
+        fmt::print("with a failure every {:g} hours, {:.1f} % of that time trains: {:.0f} GPU hours are lost\n",
+                   hours_between_failures, 100.0 * effective, tokens_of_run / rate / 3600.0 * (1.0 / effective - 1.0));
+      }
     }
   }
 
@@ -282,22 +299,13 @@ struct TimeCommand {
   }
 
   static void print_summary(const RunForecast& forecast, const Cluster& machine) {
-    const StepForecast& step = forecast.step;
-    const RankForecast& rank = step.ranks[step.slowest];
-    const auto print_part = [&](const char* name, double seconds) {
-      if (seconds > 0.0) {
-        fmt::print("{:<40}{:>12.3f} ms{:>8.1f} %\n", name, seconds * 1e3, 100.0 * seconds / forecast.seconds);
-      }
-    };
-    double transfers = 0.0;
-    for (const ForecastLine& line : rank.lines) transfers += line.is_transfer ? line.seconds : 0.0;
-    print_part("forward and backward", step.passes_seconds - rank.bubble_seconds);
-    print_part("the pipeline's bubble", rank.bubble_seconds);
-    print_part("weights that are gathered once", rank.gather_seconds);
-    print_part("sums of gradients at the end", rank.reduction_seconds);
-    print_part("optimizer", rank.optimizer_seconds);
-    print_part("waiting for the slowest GPU", forecast.seconds - step.seconds);
-    print_part("of all that, transfers add", transfers);
+    const std::vector<StepPart> parts = parts_of_step(forecast, machine);
+    for (const StepPart& part : parts) {
+      fmt::print("{:<40}{:>12.3f} ms{:>8.1f} %\n", part.name, part.seconds * 1e3,
+                 100.0 * part.seconds / forecast.seconds);
+    }
+    const auto most = std::ranges::max_element(parts.begin() + 1, parts.end(), {}, &StepPart::seconds);
+    fmt::print("above the peak, most of it: {}\n", most->name);
     fmt::print("rates: {}\n", machine.path.string());
     if (!machine.engine.name.empty()) fmt::print("engine: {}, {}\n", machine.engine.name, machine.engine.source);
   }
@@ -345,6 +353,15 @@ void add_time_command(CLI::App& parent) {
                   "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
   app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
       ->check(is_number(1.0, 1e18));
+  app->add_option("--hours-between-failures", command->hours_between_failures,
+                  "Of the whole run: with --tokens, says what failures cost")
+      ->check(is_number(1e-3, 1e9));
+  app->add_option("--minutes-between-checkpoints", command->minutes_between_checkpoints, "Half of them are lost")
+      ->check(is_number(0.0, 1e6))
+      ->capture_default_str();
+  app->add_option("--restart-minutes", command->restart_minutes, "From a failure to the next step")
+      ->check(is_number(0.0, 1e6))
+      ->capture_default_str();
   app->add_flag("--json", command->json, "Print one line of JSON");
   add_page_options(*app, command->html, command->validation);
   app->footer("Keys of the configuration as in `tessera train`. Nothing is trained.");
@@ -381,8 +398,12 @@ struct SearchCommand {
     print_head();
     for (const FoundLayout& layout : frontier(found.fitting)) print_row(layout, best);
     JobConfig fastest = found.fitting.front().config;
+    const MeshDegrees degrees = resolve(fastest.mesh_degrees(), num_ranks);
+    fmt::print("\nThe fastest would gain:\n");
+    for (const Sensitivity& one : sensitivities({fastest, Device::kCuda, degrees}, machine, kind)) {
+      fmt::print("{:>7.1f} %  {}\n", 100.0 * one.gain, one.change);
+    }
     if (!page.empty()) {
-      const MeshDegrees degrees = resolve(fastest.mesh_degrees(), num_ranks);
       const RunForecast forecast = forecast_run({fastest, Device::kCuda, degrees}, machine, kind, true);
       write_page(page, fastest, degrees, machine, forecast, found.fitting, validation);
     }

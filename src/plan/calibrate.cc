@@ -178,7 +178,7 @@ Calibration calibrate(const CalibrateOptions& options) {
     }
   }
   std::map<std::string, std::vector<MeasuredCall>> calls;  // by class
-  std::vector<double> host;                                // seconds per operator besides the operators, by model
+  std::vector<MeasuredCall> steps;                         // its calls are operators, and its flop their seconds
   for (const TimedModel& model : models) {
     double in_operators = 0.0;
     for (std::size_t k = 0; k < model.operators.size(); ++k) {
@@ -186,16 +186,26 @@ Calibration calibrate(const CalibrateOptions& options) {
       calls[class_of(model.operators[k])].push_back({work_of(model.operators[k]), seconds});
       in_operators += seconds;
     }
-    host.push_back((median(model.step_seconds) - in_operators) / static_cast<double>(model.operators.size()));
+    OperatorWork work;
+    work.amounts[OperatorWork::kCalls] = static_cast<double>(model.operators.size());
+    work.amounts[OperatorWork::kFlop] = in_operators;
+    steps.push_back({work, median(model.step_seconds)});
   }
+  // A slow moment of the machine meets some operators of every step, and the median of none. So a step takes longer
+  // than its operators' medians together.
+  const OperatorRate of_step = fit_rate(steps);
   Calibration calibration;
   const bool is_gpu = options.device == Device::kCuda;
   calibration.machine = is_gpu ? cuda::gpu_name() : processor_name();
   calibration.program = version();
   calibration.date = today();
   calibration.threads = is_gpu ? 0 : num_threads();
-  for (const auto& [name, of_class] : calls) calibration.operators.emplace(name, fit_rate(of_class));
-  calibration.seconds_per_operator = std::max(0.0, median(host));
+  for (const auto& [name, of_class] : calls) {
+    OperatorRate rate = fit_rate(of_class);
+    for (double& seconds : rate.seconds_per) seconds *= of_step.seconds_per[OperatorWork::kFlop];
+    calibration.operators.emplace(name, rate);
+  }
+  calibration.seconds_per_operator = of_step.seconds_per[OperatorWork::kCalls];
   return calibration;
 }
 

@@ -73,7 +73,10 @@ OperatorTime Calibration::time_of(const RecordedOperator& call) const {
           path.string(), name);
   const OperatorRate& rate = operators.at(measured);
   const OperatorWork work = work_of(call);
-  return {.seconds = rate.seconds(work), .is_extrapolated = measured != name || rate.extrapolates(work)};
+  const bool is_extrapolated = measured != name || rate.extrapolates(work);
+  return {.seconds = rate.seconds(work),
+          .is_extrapolated = is_extrapolated,
+          .error = is_extrapolated ? std::max(rate.mean_error, kUnmeasuredError) : rate.mean_error};
 }
 
 OperatorRate fit_rate(std::span<const MeasuredCall> calls) {

@@ -28,10 +28,14 @@ struct OperatorRate {
   bool extrapolates(const OperatorWork& work) const;
 };
 
+/// What a time may be off by that was not measured, as a part of it: of rates from tables and of extrapolations.
+inline constexpr double kUnmeasuredError = 0.10;
+
 /// Says how long a call takes, as a plan reckons it.
 struct OperatorTime {
   double seconds = 0.0;
   bool is_extrapolated = false;  // the call is far from all that were measured, or has operands of other types
+  double error = 0.0;            // what it may be off by, as a part of it: the error of a fit, or an assumption
 };
 
 /// Describes a call that was measured.

@@ -146,7 +146,7 @@ OperatorTime Cluster::time_of(const RecordedOperator& call) const {
 
 OperatorTime Cluster::own_time_of(const RecordedOperator& call) const {
   const auto rule = std::ranges::find_if(rules, [&](const OperatorRule& one) { return one.is_for(call); });
-  if (rule != rules.end()) return {.seconds = rule->seconds(call)};
+  if (rule != rules.end()) return {.seconds = rule->seconds(call), .error = kUnmeasuredError};
   require(
       !calibration.measured_class(class_of(call)).empty(),
       "'{}' has no rate for '{}': add an [[operator]] for it, or let [operators_of] name a file that `tessera bench "

@@ -164,6 +164,54 @@ FoundLayouts search_layouts(const LayoutSearch& search) {
   return std::move(searcher).result();
 }
 
+std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, RoutingKind routing) {
+  constexpr double kFaster = 1.1;
+  using Change = std::pair<const char*, void (*)(Cluster&)>;
+  const Change changes[] = {
+      {"products and attention 10 % faster",
+       [](Cluster& c) {
+         for (OperatorRule& rule : c.rules) rule.flop_per_second *= kFaster;
+         for (auto& [name, rate] : c.calibration.operators) rate.seconds_per[OperatorWork::kFlop] /= kFaster;
+       }},
+      {"memory 10 % faster",
+       [](Cluster& c) {
+         for (OperatorRule& rule : c.rules) rule.bytes_per_second *= kFaster;
+         for (auto& [name, rate] : c.calibration.operators) {
+           for (const auto kind : {OperatorWork::kLeftBytes, OperatorWork::kRightBytes, OperatorWork::kOtherBytes}) {
+             rate.seconds_per[kind] /= kFaster;
+           }
+         }
+       }},
+      {"NVLink twice as fast",
+       [](Cluster& c) {
+         c.domain.bytes_per_second *= 2.0;
+         c.direct_bytes_per_second *= 2.0;
+       }},
+      {"network twice as fast", [](Cluster& c) { c.network.bytes_per_second *= 2.0; }},
+      {"transfers cost nothing beside operators",
+       [](Cluster& c) {
+         c.overlap_cost = 0.0;
+         c.direct_overlap_cost = 0.0;
+       }},
+      {"SMs move twice as many rows",
+       [](Cluster& c) {
+         c.sm_written_per_second *= 2.0;
+         c.sm_read_per_second *= 2.0;
+         c.sm_summed_per_second *= 2.0;
+       }},
+      {"all GPUs equally fast", [](Cluster& c) { c.straggler = 0.0; }},
+      {"no time between operators", [](Cluster& c) { c.calibration.seconds_per_operator = 0.0; }}};
+  const double before = forecast_run(run, cluster, routing).tokens_per_second_per_gpu();
+  std::vector<Sensitivity> result;
+  for (const auto& [name, change] : changes) {
+    Cluster changed = cluster;
+    change(changed);
+    result.push_back({name, forecast_run(run, changed, routing).tokens_per_second_per_gpu() / before - 1.0});
+  }
+  std::ranges::stable_sort(result, std::greater(), &Sensitivity::gain);
+  return result;
+}
+
 std::vector<FoundLayout> frontier(const std::vector<FoundLayout>& fastest_first) {
   std::vector<FoundLayout> result;
   for (const FoundLayout& layout : fastest_first) {

@@ -2,6 +2,7 @@
 // full (plan/run_forecast.h): no formula stands for a layout.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "plan/run_forecast.h"
@@ -35,6 +36,15 @@ struct FoundLayouts {
 /// of 1, 2 and 4 sequences. Modes that take more memory are left out where one that takes less does not fit. All
 /// layouts have job's sequences per step. Throws Error if no layout is possible at all.
 FoundLayouts search_layouts(const LayoutSearch& search);
+
+/// Says how much faster a run would be if something of the cluster were better.
+struct Sensitivity {
+  std::string change;  // "products 10 % faster"
+  double gain = 0.0;   // in tokens per second, as a part
+};
+
+/// Returns the gains of a run, the largest first.
+std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, RoutingKind routing);
 
 /// Returns the layouts that no other one beats in both speed and memory, the fastest first.
 std::vector<FoundLayout> frontier(const std::vector<FoundLayout>& fastest_first);

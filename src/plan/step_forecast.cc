@@ -1,6 +1,7 @@
 #include "plan/step_forecast.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -98,6 +99,7 @@ class RankFold {
     of_name.num_calls += static_cast<std::size_t>(count);
     of_name.seconds += seconds;
     of_name.flop += count * work_of(call)[OperatorWork::kFlop];
+    of_name.error_seconds += first.error * first.seconds + (count - 1.0) * later.error * later.seconds;
     of_name.is_extrapolated |= first.is_extrapolated || later.is_extrapolated;
     add_to_pass(call.pass, seconds + count * times_.seconds_per_operator);
     num_calls_ += count;
@@ -143,6 +145,7 @@ class RankFold {
     ForecastLine& of_name = line(transfer.pass, transfer.kind + " " + transfer.axis, true);
     of_name.num_calls += static_cast<std::size_t>(count);
     of_name.seconds += count * added;
+    of_name.error_seconds += kUnmeasuredError * count * added;
     of_name.hidden_seconds += count * (seconds - added);
     if (once && !is_once(transfer.pass)) {
       result_.gather_seconds += added;
@@ -220,6 +223,12 @@ void RankForecast::renumber(std::span<const int> numbers) {
   for (ForecastLine& line : lines) line.stage = renumbered(line.stage);
   for (ForecastEvent& event : events) event.stage = renumbered(event.stage);
   for (StageTimes& stage : stages) stage.stage = renumbered(stage.stage);
+}
+
+double StepForecast::error_seconds() const {
+  double squares = 0.0;
+  for (const ForecastLine& line : ranks[slowest].lines) squares += line.error_seconds * line.error_seconds;
+  return std::sqrt(squares);
 }
 
 PipelineCosts pipeline_costs(std::span<const RankForecast> ranks, int num_stages) {

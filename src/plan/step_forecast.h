@@ -21,7 +21,7 @@ struct StepTimes {
   double dispatch_overlap_cost = 0.0;   // the same for a dispatcher's calls
   bool overlaps_micro_batches = false;  // a dispatcher's calls always run beside operators, of another micro-batch
   std::function<bool(const RecordedTransfer&)> is_far = {};  // whether a transfer leaves the domain; unset: none does
-  bool keeps_events = false;                            // fills RankForecast::events
+  bool keeps_events = false;                                 // fills RankForecast::events
 };
 
 /// Holds the predicted times of the operators or transfers of one name in one pass.
@@ -33,6 +33,7 @@ struct ForecastLine {
   double seconds = 0.0;          // of a step; of transfers what they add to it
   double hidden_seconds = 0.0;   // of transfers, what runs beside operators and adds nothing
   double flop = 0.0;             // of a step
+  double error_seconds = 0.0;    // what `seconds` may be off by: OperatorTime::error; of transfers kUnmeasuredError
   bool is_extrapolated = false;  // OperatorTime::is_extrapolated of a call
 };
 
@@ -75,6 +76,8 @@ struct StepForecast {
   double passes_seconds = 0.0;      // from the first pass to the last one's end
   double seconds = 0.0;             // of a step
   std::size_t slowest = 0;          // the rank of the pipeline with the most work
+  /// Returns what the step may be off by if the errors of the slowest rank's lines have nothing to do with each other.
+  double error_seconds() const;
 };
 
 /// Predicts a rank's part of a step from its dry run (TrainingStep::dry_run). Gradients of weights are assigned by the

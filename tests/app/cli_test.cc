@@ -213,10 +213,16 @@ TEST_F(Cli, PlanTimeNeedsRates) {
   EXPECT_THAT(time({"--cluster=none.toml"}), HasSubstr("none.toml"));
   EXPECT_THAT(time({cluster, "--routing=random"}), HasSubstr("no routing 'random'"));
   const std::string planned =
-      time({cluster, "--ranks=16", "--parallelism.expert_parallel_degree=8", "--tokens=1e12"}, 0);
-  for (const char* part : {"16 x H200", "all_gather ep_shard", "combine ep", "tokens/s per GPU", "days"}) {
+      time({cluster, "--ranks=16", "--parallelism.expert_parallel_degree=8", "--tokens=1e12",
+            "--hours-between-failures=2", "--minutes-between-checkpoints=20", "--restart-minutes=14"},
+           0);
+  // Of every two hours that train, a failure takes 10 and 14 minutes.
+  for (const char* part : {"16 x H200", "all_gather ep_shard", "combine ep", "tokens/s per GPU, by the errors", "days",
+                           "with a failure every 2 hours, 83.3 % of that time trains"}) {
     EXPECT_THAT(planned, HasSubstr(part));
   }
+  EXPECT_THAT(time({cluster, "--engine=none.toml"}), HasSubstr("none.toml"));
+  EXPECT_THAT(time({none, "--engine=none.toml"}), HasSubstr("--engine and --html need --cluster"));
   EXPECT_THAT(time({cluster, "--json"}, 0), HasSubstr("\"dollars_per_1e9_tokens\""));
 }
 
@@ -230,8 +236,8 @@ TEST_F(Cli, PlanSearchWritesTheFastestLayout) {
     return;
   }
   EXPECT_EQ(found.status, 0) << found.output;
-  EXPECT_THAT(found.output,
-              AllOf(HasSubstr("layouts fit"), HasSubstr("ZBVZeroBubble"), HasSubstr("The fastest is in")));
+  EXPECT_THAT(found.output, AllOf(HasSubstr("layouts fit"), HasSubstr("ZBVZeroBubble"),
+                                  HasSubstr("all GPUs equally fast"), HasSubstr("The fastest is in")));
   EXPECT_EQ(run({"plan", "memory", toml, "--ranks=4"}).status, 0);
 }
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "config/job_config.h"
 #include "tests/expect_error.h"
 #include "tests/step/small_model.h"
@@ -101,6 +103,20 @@ TEST(LayoutSearch, TheFrontierHasWhatNothingBeats) {
   EXPECT_EQ(best[0].tokens_per_second_per_gpu, 9);
   EXPECT_EQ(best[1].tokens_per_second_per_gpu, 7);
   EXPECT_EQ(best[2].tokens_per_second_per_gpu, 5);
+}
+
+// Where only bytes of operators take time, only faster memory is a gain.
+TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
+  const JobConfig job = config_to_search({"--training.local_batch_size=1"});
+  Cluster cluster = cluster_of(1e12);
+  cluster.domain.bytes_per_second = cluster.network.bytes_per_second = cluster.direct_bytes_per_second = 1e30;
+  cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e30;
+  const std::vector<Sensitivity> found =
+      sensitivities({job, Device::kCpu, resolve({}, 4)}, cluster, RoutingKind::kUniform);
+  ASSERT_GT(found.size(), 4u);
+  EXPECT_EQ(found.front().change, "memory 10 % faster");
+  EXPECT_NEAR(found.front().gain, 0.1, 1e-6);
+  for (const Sensitivity& one : std::span(found).subspan(1)) EXPECT_NEAR(one.gain, 0.0, 1e-9) << one.change;
 }
 
 TEST(LayoutSearch, ARunThatNoLayoutMakesPossibleIsRefused) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -104,6 +105,19 @@ TEST(RunForecast, WhatAddsUpIsTheStep) {
     const std::int64_t num_batches = result.num_ranks / (layout.degrees.tp * layout.degrees.cp * layout.degrees.pp);
     EXPECT_EQ(result.tokens, static_cast<double>(4 * 32 * num_batches));
   }
+}
+
+// Errors of lines have nothing to do with each other, so their squares add up.
+TEST(RunForecast, TheSpreadIsThatOfTheRates) {
+  const RunForecast result = forecast(layouts().front(), costly_cluster());
+  double squares = 0.0;
+  for (const ForecastLine& line : result.step.ranks.front().lines) {
+    EXPECT_NEAR(line.error_seconds, kUnmeasuredError * line.seconds, 1e-15) << line.name;
+    squares += line.error_seconds * line.error_seconds;
+  }
+  EXPECT_NEAR(result.step.error_seconds(), std::sqrt(squares), 1e-15);
+  EXPECT_LT(result.step.error_seconds(), kUnmeasuredError * result.step.seconds);
+  EXPECT_GT(result.step.error_seconds(), 0.0);
 }
 
 // Ranks of a pipeline that do the same are planned once. Each must still have its own passes, calls and memory.
