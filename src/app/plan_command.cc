@@ -27,7 +27,7 @@ constexpr int kMaxRanks = 1 << 20;
 
 struct ScheduleCommand {
   std::string kind;
-  int num_ranks = 0, num_micro_batches = 0, stages_per_rank = 0;
+  int num_ranks = 0, num_micro_batches = 0, stages_per_rank = 0, max_deferred = kNoLimit;
   bool has_stages_per_rank = false;
   PipelineCosts costs;
   std::string svg;
@@ -36,7 +36,7 @@ struct ScheduleCommand {
     const PipelineScheduleKind schedule_kind = pipeline_schedule_kind(kind);
     const PipelineSchedule schedule = make_pipeline_schedule(
         schedule_kind, num_ranks, has_stages_per_rank ? stages_per_rank : min_stages_per_rank(schedule_kind),
-        num_micro_batches);
+        num_micro_batches, max_deferred);
     const PipelineTiming timing = simulate(schedule, costs);
     if (!svg.empty()) write_whole_file(svg, to_svg(schedule, timing));
     fmt::print("{}, {} ranks, stages per rank: {}, {} micro-batches\n\n{}\n", name_of(schedule.kind),
@@ -59,6 +59,9 @@ void add_schedule_command(CLI::App& parent) {
       ->transform(as_count(1, kMaxRanks));
   app->add_option("--micro-batches", command->num_micro_batches, "Micro-batches of a step")
       ->required()
+      ->transform(as_count(1));
+  app->add_option("--max-deferred", command->max_deferred,
+                  "Backwards whose weight gradients a rank may defer at once (default: any number)")
       ->transform(as_count(1));
   CLI::Option* stages_per_rank = app->add_option("--stages-per-rank", command->stages_per_rank,
                                                  "Stages on each rank (default: the fewest that the schedule takes)")

@@ -275,6 +275,11 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
   t.add("parallelism.pipeline_parallel_degree", p.pipeline_parallel_degree, "ranks that the layers are cut over");
   t.add("parallelism.pipeline_parallel_schedule", p.pipeline_parallel_schedule,
         "1F1B, Interleaved1F1B, ZBVZeroBubble or DualPipeV (docs/pipeline-schedules.md)");
+  t.add(
+      "parallelism.pipeline_parallel_max_deferred", p.pipeline_parallel_max_deferred,
+      "backwards whose weight gradients a rank may defer at once, in ZBVZeroBubble and DualPipeV; 0: any number. More "
+      "take more memory, and make the bubble smaller",
+      NumberRange{.lowest = 0.0, .expected = "0 (any number) or more"});
   t.add("parallelism.pipeline_parallel_microbatch_size", p.pipeline_parallel_microbatch_size,
         "sequences per micro-batch of a pipeline: training.local_batch_size is cut into micro-batches of this size",
         above_zero());

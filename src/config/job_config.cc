@@ -104,9 +104,11 @@ PipelineSchedule JobConfig::pipeline_schedule(const MeshDegrees& degrees) const 
   const auto kind =
       degrees.pp == 1 ? PipelineScheduleKind::k1F1B : pipeline_schedule_kind(parallelism.pipeline_parallel_schedule);
   try {
-    PipelineSchedule schedule =
-        make_pipeline_schedule(kind, static_cast<int>(degrees.pp), static_cast<int>(num_stages / degrees.pp),
-                               static_cast<int>(micro_batches_per_step(data_ranks)));
+    PipelineSchedule schedule = make_pipeline_schedule(
+        kind, static_cast<int>(degrees.pp), static_cast<int>(num_stages / degrees.pp),
+        static_cast<int>(micro_batches_per_step(data_ranks)),
+        parallelism.pipeline_parallel_max_deferred == 0 ? kNoLimit
+                                                        : static_cast<int>(parallelism.pipeline_parallel_max_deferred));
     check(schedule);
     return schedule;
   } catch (const Error& error) {

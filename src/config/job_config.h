@@ -77,6 +77,7 @@ struct JobConfig {
     std::int64_t pipeline_parallel_degree = 1;
     std::string pipeline_parallel_schedule = "1F1B";
     std::int64_t pipeline_parallel_microbatch_size = 1;
+    std::int64_t pipeline_parallel_max_deferred = 1;  // 0: no limit
     std::int64_t pipeline_parallel_layers_per_stage = -1;
     std::int64_t pipeline_parallel_first_stage_less_layers = 1;
     std::int64_t pipeline_parallel_last_stage_less_layers = 1;

@@ -244,10 +244,9 @@ void GroupedSite::wgrad(const LayerContext& context, const GemmOperand& d_y, con
 void DeferredWgrads::add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y,
                          const GemmOperand& x, const Tensor& offsets_E1) {
   TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients put off", wgrads_.size());
-  Arena& saved = *context.saved_arena;
   const auto keep_tensor = [&](const Tensor& tensor) {
-    if (saved.contains(tensor)) return tensor;
-    const Tensor copied = saved.allocate(tensor.shape(), tensor.dtype());
+    if (context.saved_arena->contains(tensor)) return tensor;
+    const Tensor copied = arena_->allocate(tensor.shape(), tensor.dtype());
     copy(context.op, tensor, copied);
     return copied;
   };

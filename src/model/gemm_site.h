@@ -137,11 +137,13 @@ class GroupedSite : public GemmSite {
 };
 
 /// Holds weight gradients that a backward has deferred (zero-bubble pipelines, arXiv 2401.10241), with the operands
-/// that they need. It copies operands that are not on the arena of saved tensors.
+/// that they need. It copies operands that the forward did not save to an arena of its own.
 class DeferredWgrads {
  public:
   /// Reserves room for so many gradients, so that add() allocates nothing.
   explicit DeferredWgrads(std::size_t max_gradients) { wgrads_.reserve(max_gradients); }
+  /// Says where copies go, from before the first add() to after run().
+  void set_arena(Arena* arena) { arena_ = arena; }
   /// `site` must outlive this. `offsets_E1` is defined for a grouped site only.
   void add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y, const GemmOperand& x,
            const Tensor& offsets_E1);
@@ -155,6 +157,7 @@ class DeferredWgrads {
     Tensor offsets_E1;
   };
   std::vector<Wgrad> wgrads_;
+  Arena* arena_ = nullptr;
 };
 
 template <typename WriteInput>

@@ -38,27 +38,38 @@ int stage_of(Kind kind, int num_ranks, int rank, int chunk) {
 /// chunk does what next.
 class RankActions {
  public:
-  RankActions(const PipelineSchedule& schedule, int rank) {
+  RankActions(const PipelineSchedule& schedule, int rank) : max_deferred_(schedule.max_deferred) {
     for (int chunk = 0; chunk < schedule.stages_per_rank; ++chunk) {
       chunks_.push_back({.stage = stage_of(schedule.kind, schedule.num_ranks, rank, chunk)});
     }
   }
 
   void forward(int chunk) { actions_.push_back({next_forward(chunk)}); }
-  void backward(int chunk) { actions_.push_back({next_backward(Pass::kBackward, chunk)}); }
+  void backward(int chunk) {
+    make_room();
+    actions_.push_back({next_backward(Pass::kBackward, chunk)});
+  }
+  /// Adds an input gradient, and before it weight gradients if too many wait.
   void backward_input(int chunk) {
+    make_room();
     actions_.push_back({next_backward(Pass::kBackwardInput, chunk)});
     PipelinePass weight = actions_.back().pass;
     weight.kind = Pass::kBackwardWeight;
     waiting_.push_back(weight);
   }
-  /// Adds the weight gradients that have waited longest.
-  void backward_weight() { take_weight(waiting_.begin()); }
-  void backward_weight(int chunk) { take_weight(find_weight(chunk)); }
+  /// Adds the weight gradients that have waited longest. With a limit of those that wait there may be none.
+  void backward_weight() {
+    if (!waiting_.empty() || max_deferred_ == kNoLimit) take_weight(waiting_.begin());
+  }
+  void backward_weight(int chunk) {
+    const auto found = find_weight(chunk);
+    if (found != waiting_.end() || max_deferred_ == kNoLimit) take_weight(found);
+  }
   void all_backward_weights(int chunk) {
     while (find_weight(chunk) != waiting_.end()) backward_weight(chunk);
   }
   void overlapped(int forward_chunk, int backward_chunk) {
+    make_room();
     const PipelinePass pass = next_forward(forward_chunk);
     actions_.push_back({pass, next_backward(Pass::kBackward, backward_chunk)});
   }
@@ -72,6 +83,11 @@ class RankActions {
     int stage = 0, num_forwards = 0, num_backwards = 0;
   };
   using Waiting = std::vector<PipelinePass>;
+
+  /// Adds weight gradients until those of one more backward may wait.
+  void make_room() {
+    while (std::ssize(waiting_) >= max_deferred_) backward_weight();
+  }
 
   PipelinePass next_forward(int chunk) { return {Pass::kForward, chunks_[chunk].stage, chunks_[chunk].num_forwards++}; }
   PipelinePass next_backward(Pass kind, int chunk) {
@@ -87,6 +103,7 @@ class RankActions {
     waiting_.erase(weight);
   }
 
+  int max_deferred_;
   std::vector<Chunk> chunks_;
   Waiting waiting_;  // weight gradients of split backwards, oldest first
   std::vector<PipelineAction> actions_;
@@ -300,10 +317,15 @@ std::string describe(const PipelinePass& pass) {
 int min_stages_per_rank(PipelineScheduleKind kind) { return kind == Kind::k1F1B ? 1 : 2; }
 
 PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks, int stages_per_rank,
-                                        int num_micro_batches) {
+                                        int num_micro_batches, int max_deferred) {
   require_possible(kind, num_ranks, stages_per_rank, num_micro_batches);
-  PipelineSchedule schedule{
-      .kind = kind, .num_ranks = num_ranks, .stages_per_rank = stages_per_rank, .num_micro_batches = num_micro_batches};
+  require(max_deferred >= 1, "{}: at most {} weight gradients are deferred, expected 1 or more", name_of(kind),
+          max_deferred);
+  PipelineSchedule schedule{.kind = kind,
+                            .num_ranks = num_ranks,
+                            .stages_per_rank = stages_per_rank,
+                            .num_micro_batches = num_micro_batches,
+                            .max_deferred = max_deferred};
   schedule.rank_of_stage.resize(num_ranks * stages_per_rank);
   for (int rank = 0; rank < num_ranks; ++rank) {
     for (int chunk = 0; chunk < stages_per_rank; ++chunk) {
@@ -327,16 +349,28 @@ PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks
 }
 
 std::vector<int> most_held(const PipelineSchedule& schedule) {
-  std::vector<int> held(schedule.rank_of_stage.size()), most(schedule.rank_of_stage.size());
+  std::vector<int> now(schedule.rank_of_stage.size()), most(schedule.rank_of_stage.size());
   for (const std::vector<PipelineAction>& of_rank : schedule.actions) {
     for (const PipelineAction& action : of_rank) {
       for_each_pass(action, [&](const PipelinePass& pass) {
-        int& now = held[static_cast<std::size_t>(pass.stage)];
-        if (pass.kind == PipelinePass::Kind::kForward) ++now;
-        most[static_cast<std::size_t>(pass.stage)] = std::max(most[static_cast<std::size_t>(pass.stage)], now);
-        if (frees_activations(pass)) --now;
+        const auto stage = static_cast<std::size_t>(pass.stage);
+        if (pass.kind == Pass::kForward) ++now[stage];
+        most[stage] = std::max(most[stage], now[stage]);
+        if (frees_activations(pass)) --now[stage];
       });
     }
+  }
+  return most;
+}
+
+int most_deferred(const PipelineSchedule& schedule, int rank) {
+  int now = 0, most = 0;
+  for (const PipelineAction& action : schedule.actions[rank]) {
+    for_each_pass(action, [&](const PipelinePass& pass) {
+      if (pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardInput) ++now;
+      most = std::max(most, now);
+      if (frees_activations(pass)) --now;
+    });
   }
   return most;
 }

@@ -20,6 +20,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -72,11 +73,16 @@ void for_each_pass(const PipelineAction& action, Visit&& visit) {
   if (action.overlapped) visit(*action.overlapped);
 }
 
+/// PipelineSchedule::max_deferred without a limit.
+inline constexpr int kNoLimit = std::numeric_limits<int>::max();
+
 struct PipelineSchedule {
   PipelineScheduleKind kind = PipelineScheduleKind::k1F1B;
   int num_ranks = 0;
   int stages_per_rank = 0;
   int num_micro_batches = 0;
+  /// A rank defers the weight gradients of at most so many split backwards. They keep much memory.
+  int max_deferred = kNoLimit;
   std::vector<int> rank_of_stage = {};
   std::vector<std::vector<PipelineAction>> actions = {};  // by rank, in order
 
@@ -95,7 +101,7 @@ int min_stages_per_rank(PipelineScheduleKind kind);
 /// - kDualPipeV: v = 2, M >= 2P. Stages are placed as in kZBV. Forwards and backwards overlap in the steady state.
 ///   Backwards are split in the warm-up and at the end.
 PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks, int stages_per_rank,
-                                        int num_micro_batches);
+                                        int num_micro_batches, int max_deferred = kNoLimit);
 
 /// Returns whether the activations of a pass's stage and micro-batch are of no use after it.
 inline bool frees_activations(const PipelinePass& pass) {
@@ -104,6 +110,9 @@ inline bool frees_activations(const PipelinePass& pass) {
 
 /// Returns the most micro-batches whose activations each stage holds at once.
 std::vector<int> most_held(const PipelineSchedule& schedule);
+/// Returns of how many passes a rank defers the weight gradients at once, from the input gradient to the weight
+/// gradients. A whole backward counts as one.
+int most_deferred(const PipelineSchedule& schedule, int rank);
 
 }  // namespace tessera
 

@@ -57,6 +57,7 @@ class Pipeline {
     numbers_.resize(static_cast<std::size_t>(run.degrees.pp));
     for (int stage = 0; stage < schedule_.num_stages(); ++stage) numbers_[rank_of(stage)].push_back(stage);
     for (std::size_t pp = 0; pp < numbers_.size(); ++pp) {
+      deferred_.push_back(most_deferred(schedule_, static_cast<int>(pp)));
       StagesOfRank of_rank{.stages = {},
                            .place_in_domain = static_cast<std::int64_t>(pp) * ranks_of_stage % cluster.gpus_per_domain};
       for (const int stage : numbers_[pp]) {
@@ -74,13 +75,13 @@ class Pipeline {
   const PipelineSchedule& schedule() const { return schedule_; }
   /// Returns the numbers of a rank's stages.
   const std::vector<int>& stages(std::size_t pp) const { return numbers_[pp]; }
-  /// Says whether rank `other` does the same work as rank `pp`, and whether each of its stages holds the activations of
-  /// at least as many micro-batches at once.
+  /// Says whether rank `other` does the same work as rank `pp`, and whether it defers at least as many backwards and
+  /// each of its stages holds the activations of at least as many micro-batches at once.
   bool does_the_same(std::size_t pp, std::size_t other) const { return stages_[pp] == stages_[other]; }
   bool holds_as_much(std::size_t pp, std::size_t other) const {
-    return std::ranges::equal(numbers_[pp], numbers_[other], [&](int a, int b) {
-      return held_[static_cast<std::size_t>(a)] <= held_[static_cast<std::size_t>(b)];
-    });
+    return deferred_[pp] <= deferred_[other] && std::ranges::equal(numbers_[pp], numbers_[other], [&](int a, int b) {
+             return held_[static_cast<std::size_t>(a)] <= held_[static_cast<std::size_t>(b)];
+           });
   }
 
  private:
@@ -89,7 +90,7 @@ class Pipeline {
   }
 
   PipelineSchedule schedule_;
-  std::vector<int> held_;
+  std::vector<int> held_, deferred_;       // by stage, and by rank
   std::vector<std::vector<int>> numbers_;  // by rank
   std::vector<StagesOfRank> stages_;
 };

@@ -1,6 +1,7 @@
 #include "step/executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/elementwise/elementwise.h"
 #include "tensor/step_record.h"
@@ -28,6 +29,7 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
     : model_(model), mesh_(mesh), schedule_(std::move(schedule)) {
   TESSERA_CHECK(schedule_.num_ranks == mesh_.pp.size(), "{} {}", schedule_.num_ranks, mesh_.pp.size());
   const std::vector<int> num_slots = most_held(schedule_);
+  if (splits_backward()) num_deferred_ = static_cast<std::size_t>(most_deferred(schedule_, mesh_.pp.rank()));
   for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
     if (!is_local(stage)) continue;
     LocalStage local_stage;
@@ -90,12 +92,13 @@ void Executor::record_message(int to, const Tensor& x_tD) {
   if (0 <= to && to < schedule_.num_stages() && !is_local(to)) mesh_.pp.send(x_tD, rank_of(to), 0, {}).wait();
 }
 
-void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe,
-                         Arena& arena) {
+void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
+                         Arena& deferred) {
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
   const ArenaScope scope(*op.arena);
   StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
   if (is_pipeline()) saved.arena = &arena;
+  if (saved.deferred) saved.deferred->set_arena(&deferred);
   if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(arena, batch);
   name_pass(op, stage.stage, PipelinePass::Kind::kForward);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
@@ -110,11 +113,12 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
 
 void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
   for (LocalStage& stage : stages_) {
-    Arena arena(op.target());
+    Arena arena(op.target()), deferred(op.target());
     mesh_.set_record(op.record);
-    run_alone(op, stage, batch, probe, arena);
+    run_alone(op, stage, batch, probe, arena, deferred);
     mesh_.set_record(nullptr);
     stage.slot_bytes = std::max(stage.slot_bytes, arena.peak());
+    deferred_bytes_ = std::max(deferred_bytes_, deferred.peak());
     const ArenaScope scope(*op.arena);
     Context unrecorded = op;
     unrecorded.record = nullptr;
@@ -123,12 +127,16 @@ void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
 }
 
 std::size_t Executor::num_bytes() const {
-  std::size_t sum = 0;
+  std::size_t sum = num_deferred_ * deferred_bytes_;
   for (const LocalStage& stage : stages_) sum += stage.num_slots * stage.slot_bytes;
   return sum;
 }
 
 void Executor::allocate() {
+  for (std::size_t i = 0; i < num_deferred_; ++i) {
+    deferred_.push_back(std::make_unique<Arena>(deferred_bytes_, model_.options().device));
+    free_deferred_.push_back(deferred_.back().get());
+  }
   for (LocalStage& stage : stages_) {
     for (std::size_t i = 0; i < stage.num_slots; ++i) {
       auto slot = std::make_unique<Slot>();
@@ -146,9 +154,12 @@ void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) 
   const bool forced = model_.options().force_load_balance;
   model_.set_force_load_balance(true);  // for the slots' memory is empty: all tokens would have the same experts
   for (const LocalStage& stage : stages_) {
+    Arena none;
     Arena& arena = stage.slots.front()->arena;
-    run_alone(op, stage, batch, probe, arena);
+    Arena& deferred = deferred_.empty() ? none : *deferred_.front();
+    run_alone(op, stage, batch, probe, arena, deferred);
     arena.release_to(0);
+    deferred.release_to(0);
   }
   model_.set_force_load_balance(forced);
 }
@@ -212,6 +223,12 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
     case PipelinePass::Kind::kBackward:
     case PipelinePass::Kind::kBackwardInput:
       slot->gradient.wait();
+      if (saved.deferred) {
+        TESSERA_CHECK(!free_deferred_.empty(), "{}", describe(pass));
+        slot->deferred = free_deferred_.back();
+        free_deferred_.pop_back();
+        saved.deferred->set_arena(slot->deferred);
+      }
       model_.backward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_first && is_local(pass.stage - 1)) {
         copy(op, saved.d_tD, slot_of(local(pass.stage - 1), pass.micro_batch)->saved.d_tD);
@@ -230,6 +247,10 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   clock.end(&PhaseSeconds::backward);
   if (!frees_activations(pass)) return;
   slot->micro_batch = -1;
+  if (slot->deferred != nullptr) {
+    slot->deferred->release_to(0);
+    free_deferred_.push_back(std::exchange(slot->deferred, nullptr));
+  }
   mesh_.tokens.mark_gpu();  // shows progress while no message is sent
 }
 

@@ -2,9 +2,10 @@
 // one stage, and each micro-batch goes forward and backward before the next begins. With a pipeline, activations go to
 // the next stage's rank, and gradients to the rank of the stage before, while this rank goes on.
 //
-// What a stage keeps of a micro-batch lies in a slot. A stage has as many slots as micro-batches are in flight in it at
-// once. A slot has an arena for what it keeps. Without a pipeline there is one slot, and the step's arena holds this
-// too.
+// What a stage's forward keeps of a micro-batch lies in a slot. A stage has as many slots as micro-batches are in
+// flight in it at once. A slot has an arena for what it keeps. Without a pipeline there is one slot, and the step's
+// arena holds this too. Weight gradients that a backward puts off need more tensors. These lie in arenas of their own,
+// of which a stage has as many as it puts off at once.
 #pragma once
 
 #include <memory>
@@ -47,7 +48,8 @@ class Executor {
   struct Slot {
     Arena arena;  // unused without a pipeline
     StageSaved saved;
-    int micro_batch = -1;  // -1: free
+    Arena* deferred = nullptr;  // of deferred_, from the backward to the weight gradients
+    int micro_batch = -1;       // -1: free
     bool input_posted = false;
     Work input, gradient, sent_output, sent_gradient;
   };
@@ -69,9 +71,10 @@ class Executor {
   Slot* take_free_slot(LocalStage& stage, int micro_batch);
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
-  /// Runs all passes of a micro-batch in one stage. What it keeps goes to `arena`, which must be empty, or to op's
-  /// arena without a pipeline.
-  void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena);
+  /// Runs all passes of a micro-batch in one stage. What its forward keeps goes to `arena`, or to op's arena without a
+  /// pipeline. What it needs for weight gradients that are put off goes to `deferred`. Both must be empty.
+  void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
+                 Arena& deferred);
   /// Records the message that a pass sends to the stage with number `to`, if another rank has that stage.
   void record_message(int to, const Tensor& x_tD);
   /// Takes a slot for a forward, if there is one, and starts to receive its input.
@@ -83,6 +86,9 @@ class Executor {
   Mesh& mesh_;
   PipelineSchedule schedule_;
   std::vector<LocalStage> stages_;
+  std::size_t num_deferred_ = 0, deferred_bytes_ = 0;
+  std::vector<std::unique_ptr<Arena>> deferred_;
+  std::vector<Arena*> free_deferred_;
 };
 
 }  // namespace tessera

@@ -339,6 +339,31 @@ TEST(PipelineSchedule, DualPipeVOverlapsInItsSteadyStateAndSplitsAroundIt) {
   EXPECT_THAT(num_split, ElementsAre(3 + 3 + 1, 2 + 2 + 2, 1 + 1 + 3, 4));
 }
 
+// A limit of deferred weight gradients makes the bubble larger, but keeps most of the gain over 1F1B.
+TEST(PipelineSchedule, ALimitOfDeferredWeightGradientsHolds) {
+  for (const PipelineScheduleKind kind : {PipelineScheduleKind::kZBV, PipelineScheduleKind::kDualPipeV}) {
+    for (const int num_ranks : {2, 4, 8, 16}) {
+      const int num_micro_batches = 4 * num_ranks;
+      const PipelineCosts twice{.forward = {2.0}, .backward_input = {2.0}, .backward_weight = {2.0}};
+      const double plain =
+          simulate(make_pipeline_schedule(PipelineScheduleKind::k1F1B, num_ranks, 1, num_micro_batches), twice)
+              .makespan;
+      double before = simulate(make_pipeline_schedule(kind, num_ranks, 2, num_micro_batches)).makespan;
+      for (const int limit : {64, 4, 2, 1}) {
+        SCOPED_TRACE(fmt::format("{}, {} ranks, limit {}", name_of(kind), num_ranks, limit));
+        const PipelineSchedule schedule = make_pipeline_schedule(kind, num_ranks, 2, num_micro_batches, limit);
+        check(schedule);
+        for (int rank = 0; rank < num_ranks; ++rank) EXPECT_LE(most_deferred(schedule, rank), limit);
+        const double makespan = simulate(schedule).makespan;
+        EXPECT_GE(makespan, before);
+        EXPECT_LT(makespan, plain);
+        before = makespan;
+      }
+    }
+  }
+  EXPECT_GT(most_deferred(make_pipeline_schedule(PipelineScheduleKind::kZBV, 4, 2, 16), 3), 2);
+}
+
 TEST(PipelineSchedule, ActivationsAreHeldUntilTheWeightGradientsAreDone) {
   PipelineSchedule schedule = make_pipeline_schedule(Kind::k1F1B, 1, 1, 2);
   EXPECT_THAT(simulate(schedule).peak_in_flight, ElementsAre(1));

@@ -98,6 +98,8 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"pp2_dualpipev_full", 2, {.pp = 2}, 4, schedule("DualPipeV") + kFull},
                       MeshCase{"pp2_dualpipev_mxfp8", 2, {.pp = 2}, 4, schedule("DualPipeV") + kWgradHigh},
                       MeshCase{"pp4_zbv", 4, {.pp = 4}, 8, schedule("ZBVZeroBubble") + kEightLayers},
+                      MeshCase{"pp4_zbv_defers", 4, {.pp = 4}, 8, schedule("ZBVZeroBubble") + kEightLayers + kDefers},
+                      MeshCase{"pp2_dualpipev_defers", 2, {.pp = 2}, 4, schedule("DualPipeV") + kFull + kDefers},
                       MeshCase{"pp4_dualpipev_mtp", 4, {.pp = 4}, 8, schedule("DualPipeV") + kEightLayers + kMtp},
                       MeshCase{"pp4_interleaved", 4, {.pp = 4}, 8, schedule("Interleaved1F1B") + kEightLayers}),
     [](const auto& test) { return test.param.name; });

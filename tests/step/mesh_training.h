@@ -221,6 +221,7 @@ inline Overrides operator+(Overrides a, const Overrides& b) {
 }
 
 inline const Overrides kEightLayers = {"--model.args.n_layers=8"};
+inline const Overrides kDefers = {"--parallelism.pipeline_parallel_max_deferred=0"};
 inline Overrides schedule(const std::string& name) { return {"--parallelism.pipeline_parallel_schedule=" + name}; }
 inline const Overrides kMtp = {"--model.args.num_mtp_modules=1"};
 inline const Overrides kBalance = {"--model.args.seq_balance_loss_coeff=0.01", "--model.args.score_func=sigmoid",

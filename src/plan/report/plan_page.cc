@@ -136,7 +136,8 @@ std::string pipeline_section(const RunForecast& forecast) {
   // Enough to see the steady state, and what the schedule accepts.
   const int enough = whole.kind == PipelineScheduleKind::kDualPipeV ? 2 * whole.num_ranks : whole.num_ranks + 8;
   const int num_shown = std::min(whole.num_micro_batches, enough);
-  const PipelineSchedule shown = make_pipeline_schedule(whole.kind, whole.num_ranks, whole.stages_per_rank, num_shown);
+  const PipelineSchedule shown =
+      make_pipeline_schedule(whole.kind, whole.num_ranks, whole.stages_per_rank, num_shown, whole.max_deferred);
   const PipelineCosts costs = pipeline_costs(forecast.step.ranks, shown.num_stages());
   return fmt::format(
       "<h2>The pipeline</h2>\n<p>{} of {} micro-batches, with the stages' own times. The step's bubble is {:.1f} %.</p>"
