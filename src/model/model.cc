@@ -57,7 +57,8 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     : config_(config),
       options_(options),
       parameters_(options.mesh, storage_options(config, options)),
-      rope_(config, options.seq_len, 0, Device::kMeta),
+      rope_(config, options.seq_len, 0,
+            options.mesh != nullptr && options.mesh->is_planned ? Device::kMeta : Device::kCpu),
       environment_{.config = &config_,
                    .parameters = &parameters_,
                    .quantized = &quantized_,
@@ -169,8 +170,8 @@ void Model::allocate(cuda::Runtime* cuda) {
   TESSERA_CHECK((options_.device == Device::kCuda) == (cuda != nullptr));
   parameters_.allocate(options_.compute, cuda);
   quantized_.allocate();
-  rope_ = RopeTable(config_, options_.seq_len, 0, options_.device);
   if (cuda != nullptr) {  // which the constructor may do without
+    rope_ = RopeTable(config_, options_.seq_len, 0, options_.device);
     sums_ = StepSums(moe_.layers.size(), config_.num_experts, options_.device);
     evaluated_ = StepSums(0, config_.num_experts, options_.device);
   }
