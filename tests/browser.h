@@ -122,6 +122,19 @@ class Browser : public ::testing::Test {
     return lines;
   }
 
+  /// Requires of a measured page that a screen of this size shows all of it, that texts are legible, and that the
+  /// heading is in the first screen.
+  void expect_legible(const nlohmann::json& page, int width, int height) const {
+    EXPECT_LE(page["scrollWidth"], width) << "the page scrolls sideways";
+    EXPECT_GE(page["smallest"].get<double>(), 9.0);
+    EXPECT_TRUE(page["cut"].empty()) << page["cut"];
+    EXPECT_TRUE(page["overlaps"].empty()) << page["overlaps"];
+    for (const auto& svg : page["svgs"]) EXPECT_GT(svg["width"].get<double>(), 0.4 * width);
+    EXPECT_LT(page["verdict"]["bottom"].get<double>(), height) << "the heading is not in the first screen";
+    EXPECT_TRUE(page["resources"].empty()) << page["resources"];
+    EXPECT_EQ(console_, "");
+  }
+
   data::TemporaryFolder scratch_;
   std::string browser_, console_;
 };

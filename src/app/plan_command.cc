@@ -287,7 +287,7 @@ struct TimeCommand {
     for (const ForecastLine& line : rank.lines) {
       const std::string rate = line.flop > 0.0 ? fmt::format("{:.1f}", line.flop / line.seconds * 1e-9) : "";
       const std::string hidden = line.is_transfer ? fmt::format("{:.3f}", line.hidden_seconds * 1e3) : "";
-      fmt::print("{:<26}{:<32}{:>8}{:>12.3f}{:>8.1f}{:>10}{:>12}{}\n", pass_of(line), line.name, line.num_calls,
+      fmt::print("{:<26}{:<32}{:>8}{:>12.3f}{:>8.1f}{:>10}{:>12}{}\n", line.pass_of_stage(), line.name, line.num_calls,
                  line.seconds * 1e3, percent(line.seconds), rate, hidden, line.is_extrapolated ? "  extrapolated" : "");
     }
     if (rank.host_seconds > 0.0) {
@@ -295,10 +295,6 @@ struct TimeCommand {
                  percent(rank.host_seconds));
     }
     fmt::print("\n");
-  }
-
-  static std::string pass_of(const ForecastLine& line) {
-    return line.stage < 0 ? line.pass : fmt::format("stage {} {}", line.stage, line.pass);
   }
 
   static void print_summary(const RunForecast& forecast, const Cluster& machine) {
@@ -317,7 +313,7 @@ struct TimeCommand {
     const RankForecast& rank = forecast.ranks[forecast.slowest];
     nlohmann::ordered_json lines = nlohmann::ordered_json::array();
     for (const ForecastLine& line : rank.lines) {
-      lines.push_back({{"pass", pass_of(line)},
+      lines.push_back({{"pass", line.pass_of_stage()},
                        {line.is_transfer ? "transfer" : "operator", line.name},
                        {"calls", line.num_calls},
                        {"ms", line.seconds * 1e3},

@@ -34,30 +34,22 @@ Cluster read(const std::filesystem::path& path, int depth = 0);
 /// `bytes` times as high.
 void add_operators_of(TomlReader reader, Cluster& cluster, int depth) {
   const std::filesystem::path path = cluster.path.parent_path() / reader.text("file");
-  std::vector<OperatorRule> rules;
+  Cluster other;
   if (path.extension() == ".json") {
-    cluster.calibration = read_calibration(path);
+    other.calibration = read_calibration(path);
   } else {
-    const Cluster other = read(path, depth + 1);
-    rules = other.rules;
-    cluster.calibration = other.calibration;
+    other = read(path, depth + 1);
   }
   const double flop = reader.number("flop", 1e-6), bytes = reader.number("bytes", 1e-6);
   const std::string source = reader.text("source");
   reader.require_all_known();
-  for (OperatorRule& rule : rules) {
-    rule.flop_per_second *= flop;
-    rule.bytes_per_second *= bytes;
+  other.scale_rates(flop, bytes);
+  for (OperatorRule& rule : other.rules) {
     rule.source = fmt::format("{:g} (flop) and {:g} (bytes) times those of {}: {}; there: {}", flop, bytes,
                               path.filename().string(), source, rule.source);
     cluster.rules.push_back(rule);
   }
-  for (auto& [name, rate] : cluster.calibration.operators) {
-    rate.seconds_per[OperatorWork::kFlop] /= flop;
-    for (const auto kind : {OperatorWork::kLeftBytes, OperatorWork::kRightBytes, OperatorWork::kOtherBytes}) {
-      rate.seconds_per[kind] /= bytes;
-    }
-  }
+  cluster.calibration = std::move(other.calibration);
 }
 
 /// `depth` files lead to it.
@@ -108,10 +100,14 @@ OperatorRule read_rule(TomlReader& reader) {
   return rule;
 }
 
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+}
+
 bool OperatorRule::is_for(const RecordedOperator& call) const {
   if (!type.empty() && (call.operands.empty() || type != name_of(call.operands.front().dtype))) return false;
-  return std::ranges::any_of(operators,
-                             [&](const std::string& name) { return fnmatch(name.c_str(), call.name.c_str(), 0) == 0; });
+  return matches_any(operators, call.name);
 }
 
 double OperatorRule::seconds(const RecordedOperator& call) const {
@@ -125,6 +121,19 @@ double OperatorRule::seconds(const RecordedOperator& call) const {
   const double bytes = flop_per_second > 0.0 ? work[OperatorWork::kOtherBytes] : work.bytes();
   if (bytes_per_second > 0.0) seconds += bytes / bytes_per_second;
   return seconds_per_call + seconds;
+}
+
+void Cluster::scale_rates(double flop, double bytes) {
+  for (OperatorRule& rule : rules) {
+    rule.flop_per_second *= flop;
+    rule.bytes_per_second *= bytes;
+  }
+  for (auto& [of_class, rate] : calibration.operators) {
+    rate.seconds_per[OperatorWork::kFlop] /= flop;
+    for (const auto kind : {OperatorWork::kLeftBytes, OperatorWork::kRightBytes, OperatorWork::kOtherBytes}) {
+      rate.seconds_per[kind] /= bytes;
+    }
+  }
 }
 
 OperatorTime Cluster::time_of(const RecordedOperator& call) const {

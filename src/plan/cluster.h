@@ -29,6 +29,9 @@ struct OperatorRule {
   double seconds(const RecordedOperator& call) const;
 };
 
+/// Returns whether a name fits one of the patterns, in which * stands for any text.
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name);
+
 /// Reads a rule. Its caller reads what else the table may have.
 OperatorRule read_rule(TomlReader& reader);
 
@@ -63,6 +66,8 @@ struct Cluster {
   OtherEngine engine;                  // whose steps are executed
   std::filesystem::path path;
 
+  /// Makes the rates of all operators so many times as high.
+  void scale_rates(double flop, double bytes);
   /// Throws Error, which names the operator, its class and the file, if no rule is for the call.
   OperatorTime time_of(const RecordedOperator& call) const;
   /// Returns what the operator itself takes, without the engine's factors and bytes.

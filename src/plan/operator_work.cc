@@ -81,12 +81,9 @@ OperatorWork work_of(const RecordedOperator& call) {
 double contraction_of(const RecordedOperator& call) {
   if (call.operands.empty() || !is_product(call.name)) return 0.0;
   // Each expert's weight gradient is contracted over its own rows.
-  return flop_of_product(call) * used_rows(call) / (2.0 * outputs_of(call));
-}
-
-double outputs_of(const RecordedOperator& call) {
-  if (call.operands.empty()) return 0.0;
-  return static_cast<double>(call.operands.back().shape.num_elements()) * call.operands.back().used;
+  const Operand& output = call.operands.back();
+  const double outputs = static_cast<double>(output.shape.num_elements()) * output.used;
+  return flop_of_product(call) * used_rows(call) / (2.0 * outputs);
 }
 
 std::string class_of(const RecordedOperator& call) {

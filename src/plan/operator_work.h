@@ -35,9 +35,6 @@ bool is_product(std::string_view name);
 /// the mean over the experts.
 double contraction_of(const RecordedOperator& call);
 
-/// Returns the number of numbers in the last operand, which is a product's output.
-double outputs_of(const RecordedOperator& call);
-
 /// Returns the class of a call, within which durations depend on the work alone: the operator and its operands' types,
 /// "linear_wgrad += bfloat16 bfloat16 float32".
 std::string class_of(const RecordedOperator& call);

@@ -1,7 +1,5 @@
 #include "plan/other_engine.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 
 #include "plan/cluster.h"
@@ -9,13 +7,10 @@
 
 namespace tessera {
 
-double OtherEngine::factor_of(std::string_view operator_name, std::string_view pass) const {
+double OtherEngine::factor_of(const std::string& name_of_operator, std::string_view pass) const {
   double result = 1.0;
   for (const Factor& factor : factors) {
-    const bool is_for = std::ranges::any_of(factor.names, [&](const std::string& pattern) {
-      return fnmatch(pattern.c_str(), std::string(operator_name).c_str(), 0) == 0;
-    });
-    if (is_for && pass.ends_with(factor.pass)) result *= factor.times;
+    if (matches_any(factor.names, name_of_operator) && pass.ends_with(factor.pass)) result *= factor.times;
   }
   return result;
 }

@@ -33,7 +33,7 @@ struct OtherEngine {
   std::int64_t dim = 0;  // of those rows
 
   /// Returns how many times as long as ours an operator or transfer of a pass takes.
-  double factor_of(std::string_view operator_name, std::string_view pass) const;
+  double factor_of(const std::string& name_of_operator, std::string_view pass) const;
 };
 
 /// Reads an engine, and lets `cluster` execute its steps, of models of that dim. Throws Error, which names the file and

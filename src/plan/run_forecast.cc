@@ -106,7 +106,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
   const RoutingSpread spread = experts_spread(cluster, job, run.degrees, routing);
   std::vector<RankForecast> ranks(static_cast<std::size_t>(run.degrees.pp));
   std::vector<std::size_t> planned;
-  // Of ranks that do the same, those that hold most are planned, and stand for the others.
+  // Ranks that do the same are planned once: the one that holds most is planned, and stands for the others.
   for (std::size_t pp = 0; pp < ranks.size(); ++pp) {
     const auto stands_for_it = [&](std::size_t other) {
       return pipeline.does_the_same(pp, other) && pipeline.holds_as_much(pp, other);

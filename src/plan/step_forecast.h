@@ -35,6 +35,9 @@ struct ForecastLine {
   double flop = 0.0;             // of a step
   double error_seconds = 0.0;    // what `seconds` may be off by: OperatorTime::error; of transfers kUnmeasuredError
   bool is_extrapolated = false;  // OperatorTime::is_extrapolated of a call
+
+  /// Returns the pass with its stage: "stage 0 forward".
+  std::string pass_of_stage() const { return stage < 0 ? pass : fmt::format("stage {} {}", stage, pass); }
 };
 
 /// Holds the mean times of the passes of one stage and one micro-batch, in seconds.

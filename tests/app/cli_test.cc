@@ -216,7 +216,7 @@ TEST_F(Cli, PlanTimeNeedsRates) {
       time({cluster, "--ranks=16", "--parallelism.expert_parallel_degree=8", "--tokens=1e12",
             "--hours-between-failures=2", "--minutes-between-checkpoints=20", "--restart-minutes=14"},
            0);
-  // Of every two hours that train, a failure takes 10 and 14 minutes.
+  // A failure costs 10 minutes of work and 14 of restart, after every two hours that train.
   for (const char* part : {"16 x H200", "all_gather ep_shard", "combine ep", "tokens/s per GPU, by the errors", "days",
                            "with a failure every 2 hours, 83.3 % of that time trains"}) {
     EXPECT_THAT(planned, HasSubstr(part));

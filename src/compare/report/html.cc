@@ -94,6 +94,11 @@ std::string html_box(const std::string& tone, const std::string& mark, const std
       tone, mark, heading, text);
 }
 
+std::string html_tile(const std::string& name, const std::string& value, const std::string& note) {
+  return fmt::format("<div class=\"tile\"><span>{}</span><b>{}</b><span>{}</span></div>", html_escape(name),
+                     html_escape(value), html_escape(note));
+}
+
 std::string html_page(const std::string& title, const std::string& command, std::string body) {
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>"

@@ -29,6 +29,9 @@ std::string html_figure(const std::string& title, const std::vector<LegendEntry>
 std::string html_box(const std::string& tone, const std::string& mark, const std::string& heading,
                      const std::string& text);
 
+/// Returns a tile of a page's "tiles": a value with its name above it and a note below it.
+std::string html_tile(const std::string& name, const std::string& value, const std::string& note);
+
 /// Returns a whole page that needs no other file. `body` is HTML. `title` and `command` are plain texts.
 std::string html_page(const std::string& title, const std::string& command, std::string body);
 

@@ -80,32 +80,27 @@ double training_seconds(const RunRecord& run) {
 
 std::string loss_text(double loss) { return std::isfinite(loss) ? fmt::format("{:.4f}", loss) : "not finite"; }
 
-std::string tile(const std::string& name, const std::string& value, const std::string& note) {
-  return fmt::format("<div class=\"tile\"><span>{}</span><b>{}</b><span>{}</span></div>", html_escape(name),
-                     html_escape(value), html_escape(note));
-}
-
 std::string tiles(const RunRecord& run) {
   std::string html = "<div class=\"tiles\">";
   const auto window = static_cast<std::size_t>(smoothing_window(run.losses.size()));
-  html += tile("Loss", loss_text(mean(std::span(run.losses).last(window))),
-               fmt::format("{}at first {:.4f}", window > 1 ? fmt::format("mean of {} lines; ", window) : "",
-                           run.losses.front()));
+  html += html_tile("Loss", loss_text(mean(std::span(run.losses).last(window))),
+                    fmt::format("{}at first {:.4f}", window > 1 ? fmt::format("mean of {} lines; ", window) : "",
+                                run.losses.front()));
   if (!run.validation_losses.empty()) {
     const auto& [step, loss] = *run.validation_losses.rbegin();
-    html += tile("Validation loss", loss_text(loss), fmt::format("at step {}", step));
+    html += html_tile("Validation loss", loss_text(loss), fmt::format("at step {}", step));
   }
-  html += tile("Tokens", count_text(run.tokens_per_step() * static_cast<double>(run.last_step())),
-               fmt::format("{} per step", count_text(run.tokens_per_step())));
-  html += tile("Tokens/s per rank", count_text(median(run.tokens_per_second)), "median");
+  html += html_tile("Tokens", count_text(run.tokens_per_step() * static_cast<double>(run.last_step())),
+                    fmt::format("{} per step", count_text(run.tokens_per_step())));
+  html += html_tile("Tokens/s per rank", count_text(median(run.tokens_per_second)), "median");
   const std::vector<double> mfus = finite_of(run.mfus), step_seconds = finite_of(run.step_seconds);
-  if (!mfus.empty()) html += tile("MFU", fmt::format("{:.1f} %", 100.0 * median(mfus)), "median");
-  html += tile("Memory", format_gib(static_cast<std::size_t>(run.peak_memory_bytes)), "highest, of this rank");
+  if (!mfus.empty()) html += html_tile("MFU", fmt::format("{:.1f} %", 100.0 * median(mfus)), "median");
+  html += html_tile("Memory", format_gib(static_cast<std::size_t>(run.peak_memory_bytes)), "highest, of this rank");
   if (!step_seconds.empty()) {
     const double step = median(step_seconds), left = step * static_cast<double>(run.num_steps() - run.last_step());
     const bool goes_on = run_status(run).kind == RunStatus::Kind::kUnfinished;
-    html += tile("Time in steps", duration_text(training_seconds(run)),
-                 goes_on ? "about " + duration_text(left) + " left" : duration_text(step) + " per step");
+    html += html_tile("Time in steps", duration_text(training_seconds(run)),
+                      goes_on ? "about " + duration_text(left) + " left" : duration_text(step) + " per step");
   }
   return html + "</div>\n";
 }

@@ -31,11 +31,6 @@ std::string time_text(double seconds) {
   return seconds < 10.0 ? fmt::format("{:.1f} ms", seconds * kMilli) : fmt::format("{:.1f} s", seconds);
 }
 
-std::string tile(const std::string& name, const std::string& value, const std::string& note) {
-  return fmt::format("<div class=\"tile\"><span>{}</span><b>{}</b><span>{}</span></div>", html_escape(name),
-                     html_escape(value), html_escape(note));
-}
-
 std::string svg_frame(double height, const std::string& description, const std::string& body) {
   return fmt::format("<svg viewBox=\"0 0 {} {:.0f}\" role=\"img\" aria-label=\"{}\">{}</svg>", kWidth, height,
                      html_escape(description), body);
@@ -205,8 +200,8 @@ std::string lines_table(const RankForecast& rank, double seconds) {
   std::ranges::stable_sort(lines, std::ranges::greater(), &ForecastLine::seconds);
   TableRows rows = {{"operator or transfer", "pass", "calls", "ms", "part", "hidden, ms", ""}};
   for (const ForecastLine& line : lines) {
-    rows.push_back({line.name, line.stage < 0 ? line.pass : fmt::format("stage {} {}", line.stage, line.pass),
-                    std::to_string(line.num_calls), fmt::format("{:.3f}", line.seconds * kMilli),
+    rows.push_back({line.name, line.pass_of_stage(), std::to_string(line.num_calls),
+                    fmt::format("{:.3f}", line.seconds * kMilli),
                     fmt::format("{:.1f} %", 100.0 * line.seconds / seconds),
                     line.is_transfer ? fmt::format("{:.3f}", line.hidden_seconds * kMilli) : "",
                     line.is_extrapolated ? "extrapolated" : ""});
@@ -276,12 +271,14 @@ std::string plan_page(const PlanPage& page) {
                fmt::format("<b>{:.0f} tokens/s per GPU</b>{}", rate, fits ? "" : ", but it does not fit"),
                html_escape(fmt::format("{}. A forecast: nothing was run.{}", page.layout, engine)));
   body += "<div class=\"tiles\">";
-  body += tile("Step", time_text(forecast.seconds), fmt::format("{:.0f} thousand tokens", 1e-3 * forecast.tokens));
-  body += tile("MFU", fmt::format("{:.1f} %", 100.0 * rate * forecast.flop_per_token / cluster.peak_flop_per_second),
-               "TorchTitan's count");
-  body += tile("Memory", format_gib(static_cast<std::size_t>(memory)),
-               "of " + format_gib(static_cast<std::size_t>(cluster.memory_bytes)));
-  body += tile("Price", fmt::format("${:.0f}", cluster.dollars_per_gpu_hour / 3600.0 / rate * 1e9), "per 10⁹ tokens");
+  body += html_tile("Step", time_text(forecast.seconds), fmt::format("{:.0f} thousand tokens", 1e-3 * forecast.tokens));
+  body +=
+      html_tile("MFU", fmt::format("{:.1f} %", 100.0 * rate * forecast.flop_per_token / cluster.peak_flop_per_second),
+                "TorchTitan's count");
+  body += html_tile("Memory", format_gib(static_cast<std::size_t>(memory)),
+                    "of " + format_gib(static_cast<std::size_t>(cluster.memory_bytes)));
+  body +=
+      html_tile("Price", fmt::format("${:.0f}", cluster.dollars_per_gpu_hour / 3600.0 / rate * 1e9), "per 10⁹ tokens");
   body += "</div>\n<div class=\"plots\">";
   body += waterfall_figure(parts_of_step(forecast, cluster), forecast.seconds);
   body += lanes_figure("A layer's forward", layer_of(rank.events, "forward", "mla_attention_forward"));
