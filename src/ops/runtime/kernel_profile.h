@@ -28,7 +28,7 @@ class ProfiledRegion {
   ProfiledRegion& operator=(const ProfiledRegion&) = delete;
 
  private:
-  bool is_noted_ = false;
+  [[maybe_unused]] bool is_noted_ = false;  // unused in a build without CUDA
 };
 
 /// Records what the GPU runs from its construction to finish(). Nodes of graphs are recorded one by one, and belong to
