@@ -280,6 +280,10 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
       "backwards whose weight gradients a rank may defer at once, in ZBVZeroBubble and DualPipeV; 0: any number. More "
       "take more memory, and make the bubble smaller",
       NumberRange{.lowest = 0.0, .expected = "0 (any number) or more"});
+  t.add(
+      "parallelism.pipeline_parallel_reduce_gradients", p.pipeline_parallel_reduce_gradients,
+      "when a pipeline's ranks sum the gradients of sharded units: step (once, which takes float32 gradients of whole "
+      "units) or micro_batch (after each backward, which sends as many times more)");
   t.add("parallelism.pipeline_parallel_microbatch_size", p.pipeline_parallel_microbatch_size,
         "sequences per micro-batch of a pipeline: training.local_batch_size is cut into micro-batches of this size",
         above_zero());
@@ -417,6 +421,9 @@ ConfigTable config_table(JobConfig& c) {
   add_training_keys(t, c);
   add_parallelism_keys(t, c);
   add_expert_parallelism_keys(t, c);
+  t.add("quantize.keep_weights", c.quantize.keep_weights,
+        "keep the weights' copies in low precision until the next optimizer step; false: quantize a unit's weights "
+        "before each of its passes, which takes little memory and more time");
   add_recipe_keys(t, std::string(kLinearConverter), c.quantize_mx.linear, true);
   add_recipe_keys(t, std::string(kGroupedConverter), c.quantize_mx.grouped_mm, false);
   t.add("activation_checkpoint.mode", c.activation_checkpoint.mode, recompute_modes(),

@@ -78,6 +78,7 @@ struct JobConfig {
     std::string pipeline_parallel_schedule = "1F1B";
     std::int64_t pipeline_parallel_microbatch_size = 1;
     std::int64_t pipeline_parallel_max_deferred = 1;  // 0: no limit
+    std::string pipeline_parallel_reduce_gradients = "step";
     std::int64_t pipeline_parallel_layers_per_stage = -1;
     std::int64_t pipeline_parallel_first_stage_less_layers = 1;
     std::int64_t pipeline_parallel_last_stage_less_layers = 1;
@@ -96,6 +97,9 @@ struct JobConfig {
     RecipeOptions linear{.fqns = {"output"}};
     RecipeOptions grouped_mm{.fqns = {"experts"}};
   } quantize_mx;
+  struct {
+    bool keep_weights = true;
+  } quantize;
   struct {
     Recompute mode = Recompute::kNone;
   } activation_checkpoint;

@@ -104,6 +104,9 @@ void validate_parallelism(const JobConfig& c) {
   const std::string& reshard = c.parallelism.fsdp_reshard_after_forward;
   require(reshard == "default" || reshard == "always" || reshard == "never",
           "parallelism.fsdp_reshard_after_forward is '{}'; expected default, always or never", reshard);
+  const std::string& reduce = c.parallelism.pipeline_parallel_reduce_gradients;
+  require(reduce == "step" || reduce == "micro_batch",
+          "parallelism.pipeline_parallel_reduce_gradients is '{}'; expected step or micro_batch", reduce);
   require(c.parallelism.expert_tensor_parallel_degree == 1,
           "parallelism.expert_tensor_parallel_degree is {}; expected 1: experts stay whole, and "
           "parallelism.expert_parallel_degree spreads them over the tensor-parallel ranks as well",
@@ -200,6 +203,12 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
           "model.args.num_mtp_modules is {}: multi-token prediction needs embedding and output projection on one rank; "
           "parallelism.pipeline_parallel_schedule is {}, expected ZBVZeroBubble or DualPipeV",
           m.num_mtp_modules, name_of(schedule.kind));
+  const bool splits_backward =
+      schedule.kind == PipelineScheduleKind::kZBV || schedule.kind == PipelineScheduleKind::kDualPipeV;
+  require(parallelism.pipeline_parallel_reduce_gradients == "step" || !splits_backward,
+          "parallelism.pipeline_parallel_reduce_gradients is micro_batch, but {} computes a unit's gradients in two "
+          "passes; expected step, or the schedule 1F1B or Interleaved1F1B",
+          name_of(schedule.kind));
 }
 
 void JobConfig::require_data() const {

@@ -7,7 +7,7 @@ namespace tessera {
 
 namespace {
 
-// Rows and columns of heads are sharded; what a token has one of is not.
+// Tensor parallelism shards the rows or columns of heads. Weights of the latents are whole on every rank.
 ParamSpec linear_spec(const std::string& name, const Shape& shape, const Init& init) {
   return {.name = name, .shape = shape, .init = init, .gemm = GemmKind::kLinear};
 }
@@ -88,7 +88,7 @@ InputForms Attention::y_forms(const LayerContext& context) const {
   return wkv_a_.input_forms(context) | (compressed_ ? compressed_->wq_a : *wq_).input_forms(context);
 }
 
-void Attention::allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const {
+void Attention::allocate_core_inputs(const LayerContext& context, AttentionSaved& saved) const {
   const ModelConfig& config = context.config();
   const std::int64_t heads = num_heads(context);
   saved.kv = context.allocate({num_keys(context), heads * (config.qk_nope_head_dim + config.v_head_dim)});
@@ -120,10 +120,10 @@ void Attention::allocate_saved(const LayerContext& context, AttentionSaved& save
     saved.q_latent_TC =
         allocate_operand(context, {num_tokens, config.q_lora_rank}, compressed_->wq_b.product_forms(context).wgrad);
   }
-  allocate_recomputed(context, saved);
+  allocate_core_inputs(context, saved);
 }
 
-void Attention::compute_recomputed(const LayerContext& context, AttentionSaved& saved, Reader reader) const {
+void Attention::compute_core_inputs(const LayerContext& context, AttentionSaved& saved, Reader reader) const {
   const Tensor positions_T = context.batch->positions(context.op.device());
   const Tensor latent_tC = saved.kv_a_tC.columns(0, context.config().kv_lora_rank);
   const Tensor k_rope_t = saved.kv_a_tC.columns(latent_tC.dim(1), saved.kv_a_tC.dim(1));
@@ -153,7 +153,7 @@ void Attention::forward(const LayerContext& context, const GemmOperand& y_tD, co
   const bool recomputes = context.recompute == Recompute::kSelective;
   const ArenaScope scope(*context.op.arena);
   AttentionSaved saved = kept;
-  if (recomputes) allocate_recomputed(context, saved);
+  if (recomputes) allocate_core_inputs(context, saved);
 
   wkv_a_.forward(context, y_tD, saved.kv_a_tC);
   if (compressed_) {
@@ -164,7 +164,7 @@ void Attention::forward(const LayerContext& context, const GemmOperand& y_tD, co
     rotate(context, saved.q, context.batch->positions(context.op.device()), num_heads(context), RopeDirection::kForward,
            saved.q);
   }
-  compute_recomputed(context, saved, recomputes ? Reader::kForward : Reader::kBoth);
+  compute_core_inputs(context, saved, recomputes ? Reader::kForward : Reader::kBoth);
   mla_attention_forward(context.op, dims(context), core_operands(context, saved), saved.o.plain, saved.lse_TH);
   const InputForms o_forms = wo_.input_forms(context);
   const GemmOperand o = quantized_operand(context, saved.o.plain,
@@ -239,8 +239,8 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
   const ArenaScope scope(*op.arena);
   AttentionSaved saved = kept;
   if (context.recompute == Recompute::kSelective) {
-    allocate_recomputed(context, saved);
-    compute_recomputed(context.for_recomputation(), saved, Reader::kBoth);
+    allocate_core_inputs(context, saved);
+    compute_core_inputs(context.for_recomputation(), saved, Reader::kBoth);
   }
   const Tensor d_q = context.allocate(saved.q.shape());
   const Tensor d_kv = context.allocate(saved.kv.shape());

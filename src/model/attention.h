@@ -53,9 +53,10 @@ class Attention {
  private:
   MlaDims dims(const LayerContext& context) const;
   MlaOperands core_operands(const LayerContext& context, const AttentionSaved& saved) const;
-  void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
-  /// Computes what kSelective does not save. `reader` says which products will read the latents.
-  void compute_recomputed(const LayerContext& context, AttentionSaved& saved, LinearSite::Reader reader) const;
+  void allocate_core_inputs(const LayerContext& context, AttentionSaved& saved) const;
+  /// Computes q, kv and k_rope, which the attention core reads, from the latents. Under kSelective the backward calls
+  /// it again. `reader` says which products will read the latents.
+  void compute_core_inputs(const LayerContext& context, AttentionSaved& saved, LinearSite::Reader reader) const;
   /// Rotates x by the tokens' positions (RoPE).
   void rotate(const LayerContext& context, const Tensor& x, const Tensor& positions, std::int64_t num_heads,
               RopeDirection direction, const Tensor& y) const;

@@ -24,7 +24,7 @@ Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_
       mask_documents_(config.attn_mask_type == AttentionMask::kBlockCausal),
       eos_id_(static_cast<std::int32_t>(config.eos_id)) {
   std::int64_t end = 0;
-  // Each from a multiple of the alignment on.
+  // Each tensor begins at a multiple of the alignment.
   const auto take = [&end](std::int64_t size) {
     constexpr std::int64_t kUnit = kCudaAlignment / sizeof(std::int32_t);
     const Ids ids{.begin = end, .size = size};

@@ -243,7 +243,7 @@ void GroupedSite::wgrad(const LayerContext& context, const GemmOperand& d_y, con
 
 void DeferredWgrads::add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y,
                          const GemmOperand& x, const Tensor& offsets_E1) {
-  TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients put off", wgrads_.size());
+  TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients deferred", wgrads_.size());
   const auto keep_tensor = [&](const Tensor& tensor) {
     if (context.saved_arena->contains(tensor)) return tensor;
     const Tensor copied = arena_->allocate(tensor.shape(), tensor.dtype());

@@ -1,4 +1,4 @@
-// GEMM sites: the weights that layers multiply with. A site owns its weight's name and its precision
+// GEMM sites: the weights that layers multiply with. A site has its weight's id and name, and looks up its precision
 // (params/precision.h). It knows the forms in which its products read operands, and which tokens it moves between
 // ranks. A layer asks a site for the forms, has its operators write them, and multiplies.
 #pragma once
@@ -38,7 +38,7 @@ GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, co
 GemmOperand quantized_operand(const LayerContext& context, const Tensor& x, const OperandForms& forms,
                               const GemmOperand& have = {});
 
-/// Holds a weight and the forms in which its products read operands.
+/// Names a weight, multiplies with it, and knows the forms in which its products read operands.
 class GemmSite {
  public:
   /// Adds the weight to the parameters.

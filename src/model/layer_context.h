@@ -48,6 +48,7 @@ struct LayerContext {
   /// passes run in reverse order of the forwards.
   Arena* saved_arena = nullptr;
   SiteProbe* probe = nullptr;
+  bool probe_has_seen = false;  // this pass repeats a forward, and the probe does not observe it again
   /// The parameters as a backward needs them, which writes gradients. Null means that there is no backward.
   Parameters* gradients = nullptr;
   /// The factor of the balance loss's gradient: 1 / (sequences of the global batch).
@@ -102,7 +103,6 @@ struct LayerContext {
   }
   /// Returns the probe, if it is to observe this pass.
   SiteProbe* observer() const { return probe_has_seen ? nullptr : probe; }
-  bool probe_has_seen = false;
 };
 
 // The initial standard deviations are TorchTitan's. Weights that first read the residual stream have kInitStd. Those

@@ -29,12 +29,11 @@ struct Model::MtpModule {
 namespace {
 
 StorageOptions storage_options(const ModelConfig& config, const ModelOptions& options) {
-  // One unit that is computed and one that is on its way. A multi-token prediction module needs the embedding and the
-  // head at the same time.
-  return {.optimizer = options.optimizer,
-          .keep_gathered = options.keep_gathered,
-          .keep_gradients = options.keep_gradients,
-          .num_slots = config.num_mtp_modules == 0 ? std::size_t{2} : 4};
+  StorageOptions storage{
+      .optimizer = options.optimizer, .keep_gathered = options.keep_gathered, .keep_gradients = options.keep_gradients};
+  // A multi-token prediction module needs the embedding and the head beside its own unit and the next.
+  if (config.num_mtp_modules > 0) storage.at_once = {.layers = 2, .vocabulary = 2, .together = 4};
+  return storage;
 }
 
 constexpr Cut kByVocabulary = {.axis = Cut::Axis::kTensor, .dim = 0};
@@ -48,7 +47,7 @@ ParamSpec output_spec(const ModelConfig& config) {
           .cut = kByVocabulary};
 }
 
-/// The gradients that a stage may put off: those of a block's GEMM sites.
+/// At least the number of a block's GEMM sites. Each may defer one gradient.
 constexpr std::size_t kMaxSitesPerBlock = 12;
 
 }  // namespace
@@ -74,6 +73,7 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
                                         .shape = {config.vocab_size, config.dim},
                                         .init = {.std = 1.0f},
                                         .cut = kByVocabulary});
+    parameters_.mark_vocabulary();
   }
   trunk_.first_unit = parameters_.num_units();
   std::int64_t num_layers = 0;
@@ -91,29 +91,36 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
   }
   if (has_head) {
     heads_.unit = parameters_.begin_unit();
+    parameters_.mark_vocabulary();
     // Heads move tokens themselves, once for all chunks.
     heads_.output = std::make_unique<LinearSite>(parameters_, output_spec(config), Sharding::kReplicated);
     heads_.main = std::make_unique<Head>(parameters_, config, "norm.weight", *heads_.output);
     TESSERA_CHECK(config.num_mtp_modules == 0 || has_embedding, "multi-token prediction without the embedding");
     heads_.mtp.reserve(static_cast<std::size_t>(config.num_mtp_modules));
-    for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) {
-      const std::string prefix = fmt::format("mtp.{}.", module);
-      const bool is_moe = config.n_dense_layers < config.n_layers;
-      const std::int64_t layer = config.n_layers + module;
-      const UnitId unit = parameters_.begin_unit();
-      const RmsNorm embedding_norm(parameters_, prefix + "embedding_norm.weight", config.dim);
-      const RmsNorm hidden_norm(parameters_, prefix + "hidden_norm.weight", config.dim);
-      const ParamId eh_proj =
-          parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
-      heads_.mtp.push_back({unit, embedding_norm, hidden_norm, eh_proj,
-                            Block(parameters_, config, is_moe, prefix + "block.", layer),
-                            Head(parameters_, config, prefix + "norm.weight", *heads_.output)});
-    }
+    for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) add_mtp_module(module);
   }
+  list_moe_layers();
+  renew_dispatcher();
+  sums_ = StepSums(moe_.layers.size(), config.num_experts);
+  evaluated_ = StepSums(0, config.num_experts);
+}
 
+void Model::add_mtp_module(std::int64_t module) {
+  const std::string prefix = fmt::format("mtp.{}.", module);
+  const bool is_moe = config_.n_dense_layers < config_.n_layers;
+  const UnitId unit = parameters_.begin_unit();
+  const RmsNorm embedding_norm(parameters_, prefix + "embedding_norm.weight", config_.dim);
+  const RmsNorm hidden_norm(parameters_, prefix + "hidden_norm.weight", config_.dim);
+  const ParamId eh_proj = parameters_.add({prefix + "eh_proj.weight", {config_.dim, 2 * config_.dim}, init_shallow()});
+  heads_.mtp.push_back({unit, embedding_norm, hidden_norm, eh_proj,
+                        Block(parameters_, config_, is_moe, prefix + "block.", config_.n_layers + module),
+                        Head(parameters_, config_, prefix + "norm.weight", *heads_.output)});
+}
+
+void Model::list_moe_layers() {
   const auto add_moe_layer = [&](const Block& block, std::int64_t layer) {
     if (block.moe() == nullptr) return;
-    moe_.layers.push_back({.moe = block.moe(), .index = static_cast<std::size_t>(layer - config.n_dense_layers)});
+    moe_.layers.push_back({.moe = block.moe(), .index = static_cast<std::size_t>(layer - config_.n_dense_layers)});
   };
   for (const Stage& stage : stages_) {
     for (std::size_t i = 0; i < stage.num_blocks; ++i) {
@@ -121,12 +128,13 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     }
   }
   for (std::size_t k = 0; k < heads_.mtp.size(); ++k) {
-    add_moe_layer(heads_.mtp[k].block, config.n_layers + static_cast<std::int64_t>(k));
+    add_moe_layer(heads_.mtp[k].block, config_.n_layers + static_cast<std::int64_t>(k));
   }
+}
+
+void Model::renew_dispatcher() {
   moe_.dispatcher = make_dispatcher();
   environment_.dispatcher = moe_.dispatcher.get();
-  sums_ = StepSums(moe_.layers.size(), config.num_experts);
-  evaluated_ = StepSums(0, config.num_experts);
 }
 
 StageSaved Model::make_saved(std::size_t stage, bool defers) const {
@@ -161,9 +169,8 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
 }
 
 void Model::set_precisions(const Context& op, PrecisionTable table) {
-  quantized_ = QuantizedWeights(op, parameters_, std::move(table));
-  moe_.dispatcher = make_dispatcher();
-  environment_.dispatcher = moe_.dispatcher.get();
+  quantized_ = QuantizedWeights(op, parameters_, std::move(table), options_.keep_quantized);
+  renew_dispatcher();
 }
 
 void Model::allocate(cuda::Runtime* cuda) {
@@ -269,7 +276,7 @@ std::optional<UnitId> Model::unit_after(const Stage& stage, std::size_t block) c
 }
 
 void Model::begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next) {
-  if (parameters_.acquire(unit)) quantized_.refresh(op, unit);
+  quantized_.begin_unit(op, unit, parameters_.acquire(unit));
   if (next) parameters_.prefetch(*next);
 }
 
@@ -355,7 +362,8 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
   const std::int64_t dim = config_.dim;
   const Shape shape{context.num_local_tokens(), dim};
   const ArenaScope scope(*op.arena);
-  // Layers change it in place, and weights' gradients that are put off keep what does not change.
+  // Layers change the gradient in place. DeferredWgrads refers to saved tensors without a copy, so these must not
+  // change.
   const auto changing = [&](const Tensor& d) {
     if (context.deferred == nullptr) return d;
     const Tensor scratch = context.allocate(d.shape());
@@ -422,16 +430,13 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
   const ArenaScope scope(*op.arena);
   set_zero(op, evaluated_.all(device));
   BlockSaved dropped;
-  const auto observe = [&](const std::string& name, const Tensor& x_tD) {
-    if (observer) observer(name, x_tD);
-  };
 
   Tensor x_tD = context.allocate(shape), other_tD = context.allocate(shape);
   if (stage.modules.embedding) {
     begin_unit(op, embedding_.unit);
     embed(context, batch.inputs(device), x_tD);
     end_unit(embedding_.unit);
-    observe("tok_embeddings", x_tD);
+    if (observer) observer("tok_embeddings", x_tD);
   } else {
     copy(op, boundary_tD, x_tD);
   }
@@ -441,7 +446,7 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
     end_unit(trunk_.unit(block));
     std::swap(x_tD, other_tD);
     if (observer) {
-      observe(
+      observer(
           fmt::format("layers.{}", stage.modules.first_layer + static_cast<std::int64_t>(block - stage.first_block)),
           x_tD);
     }
@@ -462,7 +467,7 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
     mtp_input(context, heads_.mtp[k], batch.mtp_inputs(k, device), x_tD, saved, z_tD);
     end_unit(embedding_.unit);
     heads_.mtp[k].block.forward(context, z_tD, dropped, x_tD, {});
-    if (observer) observe(fmt::format("mtp.{}", k), x_tD);
+    if (observer) observer(fmt::format("mtp.{}", k), x_tD);
     begin_unit(op, heads_.unit);
     heads_.mtp[k].head.forward_backward(context, x_tD, batch.mtp_labels(k, device), 0.0f, evaluated_.mtp_loss(device),
                                         {}, k < mtp_logits.size() ? mtp_logits[k] : Tensor());

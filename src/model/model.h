@@ -23,6 +23,8 @@ struct ModelOptions {
   bool keep_gathered = false;
   /// Sums gradients over the ranks only once per step.
   bool keep_gradients = false;
+  /// Keeps the weights' copies in low precision from pass to pass.
+  bool keep_quantized = true;
   /// The stages of a pipeline that this rank has, in their order. If it is empty, the whole model is one stage.
   /// Multi-token prediction needs the embedding and the head on one rank.
   std::vector<StageModules> stages = {};
@@ -85,7 +87,6 @@ class Model {
   const Parameters& parameters() const { return parameters_; }
   ParameterCounts count_parameters() const;
   /// Returns the weights in low precision. There are none before set_precisions().
-  QuantizedWeights& quantized_weights() { return quantized_; }
   const QuantizedWeights& quantized_weights() const { return quantized_; }
   /// Renews all copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights(const Context& op) {
@@ -94,8 +95,13 @@ class Model {
   }
   /// Renews the copies that the optimizer does not write itself, after a step.
   void weights_changed(const Context& op) {
-    parameters_.forget_gathered();
+    forget_gathered();
     quantized_.refresh(op);
+  }
+  /// Discards what passes have gathered and quantized for their own use.
+  void forget_gathered() {
+    parameters_.forget_gathered();
+    quantized_.forget();
   }
   /// Sets the precisions for `op`'s target, with one entry per parameter. Must be called before the quantized weights
   /// are allocated.
@@ -125,11 +131,11 @@ class Model {
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
 
   /// Runs the forward only, waits for the losses and returns them. sums() do not change. logits_TV [T, V] and
-  /// mtp_logits (one per module) are float32, and are filled where defined. With several stages, x_tD is the stage's
-  /// input, unless it has the embedding. It becomes the stage's output, unless it has the head.
+  /// mtp_logits (one per module) are float32, and are filled where defined. With several stages, boundary_tD is the
+  /// stage's input, unless it has the embedding. It becomes the stage's output, unless it has the head.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {},
                     const Tensor& logits_TV = {}, std::span<const Tensor> mtp_logits = {}, std::size_t stage = 0,
-                    const Tensor& x_tD = {});
+                    const Tensor& boundary_tD = {});
 
   /// Returns what this rank's forwards have added up since clear_sums(). Its layers are this rank's MoE layers.
   StepSums& sums() { return sums_; }
@@ -185,8 +191,12 @@ class Model {
     std::unique_ptr<Dispatcher> dispatcher;  // null if no layer needs one
   };
 
+  // The next two functions are parts of the constructor.
+  void add_mtp_module(std::int64_t module);
+  void list_moe_layers();
   /// Makes the dispatcher for the present layers. Returns null if none needs one.
   std::unique_ptr<Dispatcher> make_dispatcher() const;
+  void renew_dispatcher();
   LayerContext layer_context(const Context& op, const Batch& batch);
   // Between the next two calls a unit's weights are gathered, and those of `next` are being gathered.
   void begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next = {});

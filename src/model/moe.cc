@@ -55,7 +55,7 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
 }
 
 int Moe::num_sms_of_dispatch(const LayerContext& context) const {
-  // Tensor-parallel ranks' shared experts send, too; and a probe is told of operators one by one.
+  // With tensor parallelism the shared experts communicate, too. A probe must see operators one after another.
   const bool can_run_beside = shared_ && !are_sharded(context, TokenSet::kMicroBatch) && context.probe == nullptr;
   return can_run_beside ? context.model->dispatcher->num_sms() : 0;
 }
@@ -183,7 +183,7 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     }
     const Tensor d_a_RF = context.allocate({rows_shape[0], config.moe_inter_dim});
     w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
-    // In place, where they are wanted as they are.
+    // In plain form, d_h overwrites h, and the activations overwrite d_a.
     const GemmOperand d_h_R2F =
         allocate_operand(context, saved.h_R2F.shape(), w13_.gradient_forms(context), saved.h_R2F);
     const GemmOperand weighted_a_RF =

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-/// Turns per position of pair i, in radians.
+/// Returns by what angle, in radians, each pair of numbers rotates from one position to the next.
 std::vector<double> frequencies(const ModelConfig& config, std::int64_t seq_len) {
   const double dim = static_cast<double>(config.qk_rope_head_dim), theta = config.rope_theta;
   std::vector<double> result(static_cast<std::size_t>(config.qk_rope_head_dim / 2));
@@ -36,16 +36,16 @@ std::vector<double> frequencies(const ModelConfig& config, std::int64_t seq_len)
 
 RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions, Device target)
     : seq_len_(seq_len), num_positions_(num_positions > 0 ? num_positions : seq_len) {
-  const std::vector<double> turns = frequencies(config, seq_len);
-  const std::int64_t size = num_positions_ * static_cast<std::int64_t>(turns.size());
+  const std::vector<double> angles = frequencies(config, seq_len);
+  const std::int64_t size = num_positions_ * static_cast<std::int64_t>(angles.size());
   cos_ = Mirrored<float>(size, target);
   sin_ = Mirrored<float>(size, target);
   if (target == Device::kMeta) return;
   std::size_t at = 0;
   for (std::int64_t position = 0; position < num_positions_; ++position) {
-    for (const double frequency : turns) {
-      cos_.host()[at] = static_cast<float>(std::cos(static_cast<double>(position) * frequency));
-      sin_.host()[at++] = static_cast<float>(std::sin(static_cast<double>(position) * frequency));
+    for (const double angle : angles) {
+      cos_.host()[at] = static_cast<float>(std::cos(static_cast<double>(position) * angle));
+      sin_.host()[at++] = static_cast<float>(std::sin(static_cast<double>(position) * angle));
     }
   }
   if (target != Device::kCuda) return;

@@ -28,7 +28,7 @@ class RopeTable {
   Mirrored<float> cos_, sin_;
 };
 
-/// How one attention layer reads the table.
+/// Says how one attention layer reads the table.
 class LayerRope {
  public:
   /// `layer` counts from 0. The blocks of MTP modules follow those of the model. DeepSeek-V3's layers are all alike; in

@@ -69,6 +69,13 @@ struct Mesh {
   ProcessGroup model;
 
   std::int64_t num_ranks() const { return degrees.num_ranks(); }
+  /// Returns this rank's number, whose place_of() is `place`.
+  std::int64_t rank() const {
+    return (((place.pp * degrees.dp_replicate + place.dp_replicate) * degrees.dp_shard + place.dp_shard) * degrees.cp +
+            place.cp) *
+               degrees.tp +
+           place.tp;
+  }
   /// Returns which of the data ranks' sequences this rank has.
   std::int64_t data_rank() const { return place.dp_replicate * degrees.dp_shard + place.dp_shard; }
   /// Returns the number of data ranks.

@@ -15,6 +15,8 @@ struct Slice {
   std::int64_t blocks = 1;
   std::int64_t part = 0, parts = 1;
 
+  bool operator==(const Slice&) const = default;
+
   /// Returns the shape of the part that the rank holds.
   Shape local() const {
     std::vector<std::int64_t> dims = global.dims();

@@ -17,7 +17,7 @@ ParameterTable::ParameterTable(std::shared_ptr<Mesh> mesh)
 
 ParamId ParameterTable::add(ParamSpec spec) {
   for (const ParamSpec& other : specs_) TESSERA_CHECK(other.name != spec.name, "{} added twice", spec.name);
-  const UnitId unit = num_units_ - 1;
+  const UnitId unit = num_units() - 1;
   auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
                              [&](const Bucket& b) { return b.unit == unit && b.axis == spec.cut.axis; });
   if (bucket == buckets_.end()) bucket = buckets_.insert(bucket, {.unit = unit, .axis = spec.cut.axis});
@@ -33,18 +33,16 @@ ParamId ParameterTable::add(ParamSpec spec) {
 }
 
 void ParameterTable::lay_out() {
-  flat_size_ = slot_size_ = 0;
-  std::int64_t unit_size = 0;
-  for (std::size_t i = 0; i < buckets_.size(); ++i) {  // a unit's lie one behind the other
-    Bucket& bucket = buckets_[i];
-    if (i == 0 || buckets_[i - 1].unit != bucket.unit) unit_size = 0;
+  flat_size_ = 0;
+  std::ranges::fill(unit_sizes_, 0);
+  for (Bucket& bucket : buckets_) {
+    std::int64_t& unit_size = unit_sizes_[bucket.unit];
     const std::int64_t ranks = group(bucket).size();
     bucket.shard_size = align_up((bucket.size + ranks - 1) / ranks);
     bucket.flat_offset = flat_size_;
     flat_size_ += bucket.shard_size;
     bucket.slot_offset = unit_size;
     if (sharded(bucket)) unit_size += ranks * bucket.shard_size;
-    slot_size_ = std::max(slot_size_, unit_size);
   }
 }
 
@@ -75,10 +73,7 @@ ProcessGroup& ParameterTable::group(const Bucket& bucket) const {
   return mesh_->shard_of_whole;
 }
 
-bool ParameterTable::sharded_unit(UnitId unit) const {
-  return std::any_of(buckets_.begin(), buckets_.end(),
-                     [&](const Bucket& bucket) { return bucket.unit == unit && sharded(bucket); });
-}
+bool ParameterTable::sharded_unit(UnitId unit) const { return unit_sizes_[unit] > 0; }
 
 ParameterTable::Range ParameterTable::shard_range(ParamId id) const {
   const Bucket& home = bucket(id);

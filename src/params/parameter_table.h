@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -77,8 +78,14 @@ class ParameterTable {
 
   /// Starts a new FSDP unit. Parameters that are added after this call are gathered and released together. The
   /// constructor starts the first unit.
-  UnitId begin_unit() { return num_units_++; }
-  std::size_t num_units() const { return num_units_; }
+  UnitId begin_unit() {
+    unit_sizes_.push_back(0);
+    return num_units() - 1;
+  }
+  std::size_t num_units() const { return unit_sizes_.size(); }
+  /// Says that the last unit holds a matrix of the vocabulary, which may be far larger than the layers' units.
+  void mark_vocabulary() { units_of_vocabulary_.insert(num_units() - 1); }
+  bool is_of_vocabulary(UnitId unit) const { return units_of_vocabulary_.contains(unit); }
   /// Adds a parameter, whose name must be new.
   ParamId add(ParamSpec spec);
   /// Adds numbers that are part of the model's state but are not trained.
@@ -101,9 +108,10 @@ class ParameterTable {
   bool sharded(const Bucket& bucket) const { return group(bucket).size() > 1; }
   bool sharded(ParamId id) const { return sharded(bucket(id)); }
   bool sharded_unit(UnitId unit) const;
-  /// Returns the size of a flat buffer, in numbers. slot_size() returns that of the largest slot.
+  /// Returns the size of a flat buffer, in numbers. unit_sizes() returns those of the units' gathered buckets, indexed
+  /// by unit.
   std::int64_t flat_size() const { return flat_size_; }
-  std::int64_t slot_size() const { return slot_size_; }
+  const std::vector<std::int64_t>& unit_sizes() const { return unit_sizes_; }
 
   /// Returns which numbers of the flattened local tensor are this rank's.
   Range shard_range(ParamId id) const;
@@ -127,8 +135,9 @@ class ParameterTable {
   std::vector<ParamSpec> specs_, buffer_specs_;
   std::vector<Placement> places_;
   std::vector<Bucket> buckets_;
-  std::size_t num_units_ = 1;
-  std::int64_t flat_size_ = 0, slot_size_ = 0;
+  std::vector<std::int64_t> unit_sizes_ = {0};
+  std::set<UnitId> units_of_vocabulary_;
+  std::int64_t flat_size_ = 0;
   std::vector<std::int64_t> buffer_offsets_;
   std::int64_t buffers_size_ = 0;
 };

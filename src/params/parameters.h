@@ -25,6 +25,9 @@ class Parameters {
   /// Starts a new FSDP unit. Parameters that are added after this call are gathered and released together. The
   /// constructor starts the first unit.
   UnitId begin_unit() { return table_->begin_unit(); }
+  /// Says that the last unit holds a matrix of the vocabulary, which may be far larger than the layers' units.
+  void mark_vocabulary() { table_->mark_vocabulary(); }
+  bool is_of_vocabulary(UnitId unit) const { return table_->is_of_vocabulary(unit); }
   UnitId unit(ParamId id) const { return table_->place(id).unit; }
   std::size_t num_units() const { return table_->num_units(); }
   /// Adds a parameter, whose name must be new. Must not be called after allocate().
@@ -71,6 +74,8 @@ class Parameters {
   /// Returns the slot of the unit, which must be acquired. It is below num_slots().
   std::size_t slot(UnitId unit) const { return slots_.slot(unit); }
   std::size_t num_slots() const { return slots_.num_slots(); }
+  /// Returns where each slot begins in memory that holds `sizes` for each unit, and last the memory's size.
+  std::vector<std::int64_t> slot_begins(std::span<const std::int64_t> sizes) const { return slots_.slot_begins(sizes); }
 
   /// Starts to gather a unit's weights, if they are not there and a slot is free.
   void prefetch(UnitId unit) { slots_.prefetch(unit); }

@@ -7,30 +7,39 @@
 
 namespace tessera {
 
-QuantizedWeights::QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table)
-    : parameters_(&parameters), table_(std::move(table)), target_(op.target()), places_(table_.size()) {
+QuantizedWeights::QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep)
+    : parameters_(&parameters), table_(std::move(table)), keep_(keep), target_(op.target()), places_(table_.size()) {
   TESSERA_CHECK(table_.empty() || table_.size() == parameters.size(), "{} {}", table_.size(), parameters.size());
-  std::vector<std::size_t> unit_bytes(parameters.num_units());
+  std::vector<std::int64_t> unit_bytes(parameters.num_units());
   for (ParamId id = 0; id < table_.size(); ++id) {
     if (!table_[id].quantizes_weight()) continue;
-    std::size_t& used = parameters.sharded(id) ? unit_bytes[parameters.unit(id)] : slots_begin_;
+    std::int64_t& used = is_in_slot(id) ? unit_bytes[parameters.unit(id)] : slots_begin_;
     places_[id] = {.form = weight_form(op, parameters.local_shape(id), table_[id].weight, parameters.compute_dtype()),
                    .begin = used};
     view(id, nullptr, used);
   }
-  for (const std::size_t bytes : unit_bytes) slot_bytes_ = std::max(slot_bytes_, bytes);
-  num_bytes_ = slots_begin_ + parameters.num_slots() * slot_bytes_;
+  if (keep) {
+    slot_begins_ = parameters.slot_begins(unit_bytes);
+    return;
+  }
+  std::vector<SlotLayout::Unit> units;
+  for (UnitId unit = 0; unit < unit_bytes.size(); ++unit) {
+    units.push_back({unit_bytes[unit], parameters.is_of_vocabulary(unit)});
+  }
+  layout_ = SlotLayout::shared(units, {.layers = 1, .vocabulary = 1, .together = 2});
+  slot_begins_ = layout_.begins(unit_bytes);
+  held_.resize(layout_.num_slots());
 }
 
-QuantizedWeight QuantizedWeights::view(ParamId id, std::byte* memory, std::size_t& at) const {
-  return allocate_weight(places_[id].form, parameters_->local_shape(id), table_[id].weight,
-                         [&](const Shape& shape, DType dtype) {
-                           const Tensor tensor(memory == nullptr ? nullptr : memory + at, shape, dtype,
-                                               memory == nullptr ? Device::kMeta : target_);
-                           const std::size_t alignment = alignment_on(target_);
-                           at += (tensor.num_bytes() + alignment - 1) / alignment * alignment;
-                           return tensor;
-                         });
+QuantizedWeight QuantizedWeights::view(ParamId id, std::byte* memory, std::int64_t& at) const {
+  return allocate_weight(
+      places_[id].form, parameters_->local_shape(id), table_[id].weight, [&](const Shape& shape, DType dtype) {
+        const Tensor tensor(memory == nullptr ? nullptr : memory + at, shape, dtype,
+                            memory == nullptr ? Device::kMeta : target_);
+        const std::size_t alignment = alignment_on(target_);
+        at += static_cast<std::int64_t>((tensor.num_bytes() + alignment - 1) / alignment * alignment);
+        return tensor;
+      });
 }
 
 const SitePrecision& QuantizedWeights::precision(ParamId id) const {
@@ -41,29 +50,45 @@ const SitePrecision& QuantizedWeights::precision(ParamId id) const {
 QuantizedWeight QuantizedWeights::weight(ParamId id) const {
   TESSERA_CHECK(precision(id).quantizes_weight());
   const bool meta = buffer_.data() == nullptr;
-  std::size_t at = places_[id].begin;
-  if (!meta && parameters_->sharded(id)) at += slots_begin_ + parameters_->slot(parameters_->unit(id)) * slot_bytes_;
+  std::int64_t at = places_[id].begin;
+  if (!meta && is_in_slot(id)) at += slots_begin_ + slot_begins_[slot_of(parameters_->unit(id))];
   return view(id, buffer_.data(), at);
 }
 
-void QuantizedWeights::allocate() { buffer_ = Buffer(num_bytes_, target_); }
+void QuantizedWeights::allocate() { buffer_ = Buffer(num_bytes(), target_); }
 
-void QuantizedWeights::refresh_one(const Context& op, ParamId id) {
-  quantize_weight(op, parameters_->weight(id), table_[id].weight, weight(id));
+std::size_t QuantizedWeights::slot_of(UnitId unit) const {
+  if (keep_) return parameters_->slot(unit);
+  const auto found = std::ranges::find(held_, unit);
+  TESSERA_CHECK(found != held_.end(), "unit {}", unit);
+  return static_cast<std::size_t>(found - held_.begin());
+}
+
+template <typename Which>
+void QuantizedWeights::quantize_all(const Context& op, Which&& which) {
+  const TraceScope trace(op.trace, "quantize_weights");
+  for (ParamId id = 0; id < table_.size(); ++id) {
+    if (!table_[id].quantizes_weight() || !which(id)) continue;
+    quantize_weight(op, parameters_->weight(id), table_[id].weight, weight(id));
+  }
 }
 
 void QuantizedWeights::refresh(const Context& op) {
-  const TraceScope trace(op.trace, "quantize_weights");
-  for (ParamId id = 0; id < table_.size(); ++id) {
-    if (table_[id].quantizes_weight() && !parameters_->sharded(id)) refresh_one(op, id);
-  }
+  forget();
+  quantize_all(op, [&](ParamId id) { return !is_in_slot(id); });
 }
 
-void QuantizedWeights::refresh(const Context& op, UnitId unit) {
-  const TraceScope trace(op.trace, "quantize_weights");
-  for (ParamId id = 0; id < table_.size(); ++id) {
-    if (table_[id].quantizes_weight() && parameters_->sharded(id) && parameters_->unit(id) == unit) refresh_one(op, id);
+void QuantizedWeights::forget() { std::ranges::fill(held_, std::nullopt); }
+
+void QuantizedWeights::begin_unit(const Context& op, UnitId unit, bool is_new) {
+  if (!keep_) {
+    is_new = std::ranges::find(held_, unit) == held_.end();
+    const auto [begin, end] = layout_.slots_of(unit);
+    // The slot that was filled last holds the weights of a unit that this one may be computed with.
+    if (is_new) last_slot_ = end - begin == 1 || last_slot_ + 1 >= end ? begin : last_slot_ + 1;
+    if (is_new) held_[last_slot_] = unit;
   }
+  if (is_new) quantize_all(op, [&](ParamId id) { return is_in_slot(id) && parameters_->unit(id) == unit; });
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The weights of sites in low precision. They are quantized once per optimizer step. Weights of a unit that is gathered
-// for its use (params/parameters.h) are quantized at every gathering.
+// The weights of sites in low precision. They are quantized once per optimizer step, or once per pass of a unit.
+// Weights of a unit that is gathered for its use (params/parameters.h) are quantized at every gathering.
 #pragma once
 
 #include "ops/kit/gemm_operand.h"
@@ -12,37 +12,52 @@ class QuantizedWeights {
   /// Holds nothing: all sites are in high precision.
   QuantizedWeights() = default;
   /// Plans the quantized weights for products on `op`'s target, and allocates nothing. `table` has an entry per
-  /// parameter, or none. `parameters` must outlive this.
-  QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table);
+  /// parameter, or none. `parameters` must outlive this. If `keep` is false, units share slots, and a unit's weights
+  /// are quantized before each of its passes.
+  QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep = true);
 
   const SitePrecision& precision(ParamId id) const;
   const PrecisionTable& table() const { return table_; }
   /// Returns the weight of a site whose fprop or dgrad is in low precision. It is on Device::kMeta before allocate().
   QuantizedWeight weight(ParamId id) const;
 
-  std::size_t num_bytes() const { return num_bytes_; }
+  std::size_t num_bytes() const {
+    return static_cast<std::size_t>(slots_begin_ + (slot_begins_.empty() ? 0 : slot_begins_.back()));
+  }
   void allocate();
-  /// Quantizes all weights that layers read (Parameters::weight) and that are not sharded. Must be called after every
-  /// change of the weights.
+  /// Renews what is kept from pass to pass. Must be called after every change of the weights.
   void refresh(const Context& op);
-  /// Quantizes the sharded weights of a unit. Must be called after the unit was gathered.
-  void refresh(const Context& op, UnitId unit);
+  /// Quantizes the weights of a unit, if they are not kept. Must be called before a pass of the unit. `is_new` says
+  /// that the unit has been gathered since the last pass.
+  void begin_unit(const Context& op, UnitId unit, bool is_new);
+  /// Discards what is in slots.
+  void forget();
 
  private:
   struct QuantizedPlacement {
     WeightForm form{};
-    std::size_t begin = 0;  // in bytes, in the buffer or, if the parameter is sharded, in its unit's slot
+    std::int64_t begin = 0;  // in bytes, in the buffer or in its unit's slot
   };
   /// Returns views of the weight's tensors, one behind the other from byte `at` on, and sets `at` to their end.
   /// `memory` may be null.
-  QuantizedWeight view(ParamId id, std::byte* memory, std::size_t& at) const;
-  void refresh_one(const Context& op, ParamId id);
+  QuantizedWeight view(ParamId id, std::byte* memory, std::int64_t& at) const;
+  bool is_in_slot(ParamId id) const { return !keep_ || parameters_->sharded(id); }
+  std::size_t slot_of(UnitId unit) const;
+  /// Quantizes the weights for which `which(id)` is true.
+  template <typename Which>
+  void quantize_all(const Context& op, Which&& which);
 
   const Parameters* parameters_ = nullptr;
   PrecisionTable table_;
+  bool keep_ = true;
   Device target_ = Device::kCpu;
   std::vector<QuantizedPlacement> places_;
-  std::size_t slots_begin_ = 0, slot_bytes_ = 0, num_bytes_ = 0;
+  std::int64_t slots_begin_ = 0;           // in bytes
+  std::vector<std::int64_t> slot_begins_;  // in bytes from slots_begin_, and last the end of all
+  // The next members are used if the weights are not kept. A unit's slot is one that it may use.
+  SlotLayout layout_;
+  std::vector<std::optional<UnitId>> held_;  // what each slot holds
+  std::size_t last_slot_ = 0;                // the one that was filled last
   Buffer buffer_;
 };
 

@@ -19,9 +19,24 @@ auto find(Slots& slots, UnitId unit) {
 
 }  // namespace
 
+std::span<UnitSlots::Slot> UnitSlots::Slots::of(UnitId unit) {
+  const SlotLayout::Range range = layout.slots_of(unit);
+  return std::span(all).subspan(range.begin, range.end - range.begin);
+}
+
+SlotLayout UnitSlots::layout(bool per_unit) const {
+  const std::vector<std::int64_t>& sizes = table_->unit_sizes();
+  if (std::ranges::all_of(sizes, [](std::int64_t size) { return size == 0; })) return {};
+  if (per_unit) return SlotLayout::per_unit(sizes.size());
+  std::vector<SlotLayout::Unit> units;
+  for (UnitId unit = 0; unit < sizes.size(); ++unit) units.push_back({sizes[unit], table_->is_of_vocabulary(unit)});
+  return SlotLayout::shared(units, options_.at_once);
+}
+
 std::size_t UnitSlots::num_bytes(DType compute) const {
-  return num_weight_slots() * bytes_of(table_->slot_size(), compute) +
-         num_gradient_slots() * bytes_of(table_->slot_size(), DType::kFloat32);
+  const std::vector<std::int64_t>& sizes = table_->unit_sizes();
+  return bytes_of(layout(options_.keep_gathered).begins(sizes).back(), compute) +
+         bytes_of(layout(options_.keep_gradients).begins(sizes).back(), DType::kFloat32);
 }
 
 void UnitSlots::allocate(const Context& op, const Tensor& weights, const Tensor& gradients) {
@@ -29,45 +44,46 @@ void UnitSlots::allocate(const Context& op, const Tensor& weights, const Tensor&
   weights_ = weights;
   gradients_ = gradients;
   is_allocated_ = true;
-  if (table_->slot_size() == 0) return;
-  make_slots();
-  gathered_ = Buffer(slots_.size() * bytes_of(table_->slot_size(), weights.dtype()), op.target());
-  summed_ = Buffer(gradient_slots_.size() * bytes_of(table_->slot_size(), DType::kFloat32), op.target());
+  make_slots(weight_slots_, options_.keep_gathered);
+  make_slots(gradient_slots_, options_.keep_gradients);
+  weight_slots_.memory = Buffer(bytes_of(weight_slots_.begins.back(), weights.dtype()), op.target());
+  gradient_slots_.memory = Buffer(bytes_of(gradient_slots_.begins.back(), DType::kFloat32), op.target());
 }
 
 void UnitSlots::allocate_meta(DType compute) {
   weights_ = Tensor(nullptr, {table_->flat_size()}, compute, Device::kMeta);
   gradients_ = Tensor(nullptr, {table_->flat_size()}, DType::kFloat32, Device::kMeta);
-  if (table_->slot_size() > 0) make_slots();
+  make_slots(weight_slots_, options_.keep_gathered);
+  make_slots(gradient_slots_, options_.keep_gradients);
 }
 
-void UnitSlots::make_slots() {
-  slots_.clear();
-  gradient_slots_.clear();
-  slots_.resize(num_weight_slots());
-  gradient_slots_.resize(num_gradient_slots());
+void UnitSlots::make_slots(Slots& slots, bool per_unit) const {
+  slots.layout = layout(per_unit);
+  slots.begins = slots.layout.begins(table_->unit_sizes());
+  slots.all.clear();
+  slots.all.resize(slots.layout.num_slots());
 }
 
-Tensor UnitSlots::in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const {
-  std::byte* data = buffer.data();
-  if (data != nullptr) data += bytes_of(static_cast<std::int64_t>(slot) * table_->slot_size() + offset, dtype);
+Tensor UnitSlots::in_slot(const Slots& slots, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const {
+  std::byte* data = slots.memory.data();
+  if (data != nullptr) data += bytes_of(slots.begins[slot] + offset, dtype);
   return Tensor(data, shape, dtype, is_allocated_ ? weights_.device() : Device::kMeta);
 }
 
-Tensor UnitSlots::local_in_slot(const Buffer& buffer, DType dtype, std::size_t slot, ParamId id) const {
+Tensor UnitSlots::local_in_slot(const Slots& slots, DType dtype, std::size_t slot, ParamId id) const {
   const ParameterTable::Placement& place = table_->place(id);
-  return in_slot(buffer, dtype, slot, table_->bucket(id).slot_offset + place.offset, place.local);
+  return in_slot(slots, dtype, slot, table_->bucket(id).slot_offset + place.offset, place.local);
 }
 
 Tensor UnitSlots::weight(ParamId id, DType compute) const {
-  return local_in_slot(gathered_, compute, is_allocated_ ? slot(table_->place(id).unit) : 0, id);
+  return local_in_slot(weight_slots_, compute, is_allocated_ ? slot(table_->place(id).unit) : 0, id);
 }
 
 Tensor UnitSlots::gradient(ParamId id) const {
-  if (!is_allocated_) return local_in_slot(summed_, DType::kFloat32, 0, id);
-  const Slot* slot = find(gradient_slots_, table_->place(id).unit);
+  if (!is_allocated_) return local_in_slot(gradient_slots_, DType::kFloat32, 0, id);
+  const Slot* slot = find(gradient_slots_.all, table_->place(id).unit);
   TESSERA_CHECK(slot != nullptr && slot->in_use, "{}", table_->spec(id).name);
-  return local_in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(slot - gradient_slots_.data()), id);
+  return local_in_slot(gradient_slots_, DType::kFloat32, gradient_slots_.index(*slot), id);
 }
 
 void UnitSlots::Slot::wait() {
@@ -82,38 +98,38 @@ void UnitSlots::Slot::clear() {
 }
 
 std::size_t UnitSlots::slot(UnitId unit) const {
-  const Slot* slot = find(slots_, unit);
+  const Slot* slot = find(weight_slots_.all, unit);
   TESSERA_CHECK(slot != nullptr && slot->in_use, "unit {}", unit);
-  return static_cast<std::size_t>(slot - slots_.data());
+  return weight_slots_.index(*slot);
 }
 
-void UnitSlots::start_gathering(UnitId unit, std::size_t slot) {
-  slots_[slot].unit = unit;
-  slots_[slot].fresh = true;
+void UnitSlots::start_gathering(UnitId unit, Slot& slot) {
+  slot.unit = unit;
+  slot.fresh = true;
   for (const ParameterTable::Bucket& bucket : table_->buckets()) {
     if (bucket.unit != unit || !table_->sharded(bucket)) continue;
     const std::int64_t size = bucket.shard_size * table_->group(bucket).size();
-    slots_[slot].work.push_back(
-        table_->group(bucket).all_gather(weights_.rows(bucket.flat_offset, bucket.flat_offset + bucket.shard_size),
-                                         in_slot(gathered_, weights_.dtype(), slot, bucket.slot_offset, {size}),
-                                         fmt::format("the weights of unit {}", unit)));
+    slot.work.push_back(table_->group(bucket).all_gather(
+        weights_.rows(bucket.flat_offset, bucket.flat_offset + bucket.shard_size),
+        in_slot(weight_slots_, weights_.dtype(), weight_slots_.index(slot), bucket.slot_offset, {size}),
+        fmt::format("the weights of unit {}", unit)));
   }
 }
 
 void UnitSlots::prefetch(UnitId unit) {
-  if (!moves(unit) || find(slots_, unit) != nullptr) return;
-  auto free = std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.unit; });
-  if (free == slots_.end() && !options_.keep_gathered) {
-    free =
-        std::find_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return !slot.in_use && slot.work.empty(); });
+  if (!moves(unit) || find(weight_slots_.all, unit) != nullptr) return;
+  const std::span<Slot> slots = weight_slots_.of(unit);
+  auto free = std::ranges::find_if(slots, [](const Slot& slot) { return !slot.unit; });
+  if (free == slots.end()) {
+    free = std::ranges::find_if(slots, [](const Slot& slot) { return !slot.in_use && slot.work.empty(); });
   }
-  if (free != slots_.end()) start_gathering(unit, static_cast<std::size_t>(free - slots_.begin()));
+  if (free != slots.end()) start_gathering(unit, *free);
 }
 
 bool UnitSlots::acquire(UnitId unit) {
   if (!moves(unit)) return false;
   prefetch(unit);
-  Slot* slot = find(slots_, unit);
+  Slot* slot = find(weight_slots_.all, unit);
   TESSERA_CHECK(slot != nullptr, "no slot for unit {}", unit);
   slot->wait();
   slot->in_use = true;
@@ -122,24 +138,24 @@ bool UnitSlots::acquire(UnitId unit) {
 
 void UnitSlots::release(UnitId unit) {
   if (!moves(unit)) return;
-  slots_[slot(unit)].in_use = false;
+  weight_slots_.all[slot(unit)].in_use = false;
 }
 
 void UnitSlots::forget_gathered() {
-  for (Slot& slot : slots_) slot.clear();
+  for (Slot& slot : weight_slots_.all) slot.clear();
 }
 
 void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& first_writes) {
   if (!moves(unit)) return;
   // The slot of the same unit's last sum, so that its sums enter the shards one after the other; or one that is free.
-  Slot* free = find(gradient_slots_, unit);
+  Slot* free = find(gradient_slots_.all, unit);
   if (options_.keep_gradients && free != nullptr) {
     TESSERA_CHECK(!free->in_use, "the gradients of unit {}", unit);
     free->in_use = true;
     return;
   }
   for (const bool empty : {true, false}) {
-    for (Slot& slot : gradient_slots_) {
+    for (Slot& slot : gradient_slots_.of(unit)) {
       if (free == nullptr && !slot.in_use && (!empty || !slot.unit)) free = &slot;
     }
   }
@@ -152,15 +168,14 @@ void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& 
     if (bucket.unit == unit && table_->sharded(bucket))
       used = bucket.slot_offset + table_->group(bucket).size() * bucket.shard_size;
   }
-  const auto slot = static_cast<std::size_t>(free - gradient_slots_.data());
   if (!is_allocated_) return;
-  const Tensor sums = in_slot(summed_, DType::kFloat32, slot, 0, {used});
+  const Tensor sums = in_slot(gradient_slots_, DType::kFloat32, gradient_slots_.index(*free), 0, {used});
   with_products ? first_writes.start(op_, sums, unit) : set_zero(op_, sums);
 }
 
 void UnitSlots::release_gradients(UnitId unit, const FirstWrites& first_writes) {
   if (!moves(unit)) return;
-  Slot* slot = find(gradient_slots_, unit);
+  Slot* slot = find(gradient_slots_.all, unit);
   TESSERA_CHECK(slot != nullptr && slot->in_use, "unit {}", unit);
   slot->in_use = false;
   if (!options_.keep_gradients) start_reducing(*slot, first_writes);
@@ -172,8 +187,7 @@ void UnitSlots::start_reducing(Slot& slot, const FirstWrites& first_writes) {
     if (bucket.unit != slot.unit || !table_->sharded(bucket)) continue;
     const std::int64_t size = bucket.shard_size * table_->group(bucket).size();
     slot.work.push_back(table_->group(bucket).reduce_scatter(
-        in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(&slot - gradient_slots_.data()), bucket.slot_offset,
-                {size}),
+        in_slot(gradient_slots_, DType::kFloat32, gradient_slots_.index(slot), bucket.slot_offset, {size}),
         gradients_.rows(bucket.flat_offset, bucket.flat_offset + bucket.shard_size), Write::kAccumulate,
         fmt::format("the gradients of unit {}", bucket.unit)));
   }
@@ -182,14 +196,14 @@ void UnitSlots::start_reducing(Slot& slot, const FirstWrites& first_writes) {
 void UnitSlots::finish_gradients(const FirstWrites& first_writes) {
   if (options_.keep_gradients) {
     for (UnitId unit = 0; unit < table_->num_units(); ++unit) {
-      if (Slot* slot = find(gradient_slots_, unit)) start_reducing(*slot, first_writes);
+      if (Slot* slot = find(gradient_slots_.all, unit)) start_reducing(*slot, first_writes);
     }
   }
   clear_gradients();
 }
 
 void UnitSlots::clear_gradients() {
-  for (Slot& slot : gradient_slots_) slot.clear();
+  for (Slot& slot : gradient_slots_.all) slot.clear();
 }
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // The memory and the collectives of FSDP (arXiv 2304.11277). Slots hold the units' gathered weights and their summed
 // gradients. acquire() gathers the weights of a unit whose buckets are sharded into a slot. release_gradients() adds
-// the gradients that layers have summed in a slot to the shards of all ranks. There are fewer slots than units, if a
-// unit is to be gathered again for the backward.
+// the gradients that layers have summed in a slot to the shards of all ranks. Units share a few slots, unless
+// their weights stay gathered until the end of the step.
 #pragma once
 
 #include <optional>
@@ -9,6 +9,7 @@
 
 #include "params/first_writes.h"
 #include "params/optimizer_state.h"
+#include "params/slot_layout.h"
 
 namespace tessera {
 
@@ -22,15 +23,20 @@ struct StorageOptions {
   /// Sums a unit's gradients over a step's micro-batches in a slot of their own. finish_gradients() adds them to the
   /// shards once. Otherwise they are added for every micro-batch.
   bool keep_gradients = false;
-  /// The number of slots for weights, and for gradients, that units share.
-  std::size_t num_slots = 2;
+  /// How many units are in slots at once, if they share slots: one that is computed and one that is on its way.
+  SlotLayout::Counts at_once = {.layers = 2, .vocabulary = 1, .together = 2};
 };
 
 class UnitSlots {
  public:
   UnitSlots(const ParameterTable& table, const StorageOptions& options) : table_(&table), options_(options) {}
 
-  std::size_t num_slots() const { return table_->slot_size() == 0 ? 0 : num_weight_slots(); }
+  std::size_t num_slots() const { return layout(options_.keep_gathered).num_slots(); }
+  /// Returns where each slot of weights begins in memory that holds `sizes` for each unit, indexed by unit, and last
+  /// the memory's size.
+  std::vector<std::int64_t> slot_begins(std::span<const std::int64_t> sizes) const {
+    return layout(options_.keep_gathered).begins(sizes);
+  }
   std::size_t num_bytes(DType compute) const;
   /// Allocates the slots. `op` must outlive this. `weights` [flat size] has the type that layers compute in and is what
   /// is gathered. Sums are added to `gradients` [flat size], float32.
@@ -53,7 +59,7 @@ class UnitSlots {
   /// Gets a slot for a unit's gradients and starts sums there. With products, the first product assigns the gradients
   /// of GEMMs' weights. Without products all start at 0.
   void acquire_gradients(UnitId unit, bool with_products, FirstWrites& first_writes);
-  /// Starts to add the unit's gradients to the shards, unless they stay until finish().
+  /// Starts to add the unit's gradients to the shards, unless they stay until finish_gradients().
   void release_gradients(UnitId unit, const FirstWrites& first_writes);
   /// Completes all sums, after the last micro-batch.
   void finish_gradients(const FirstWrites& first_writes);
@@ -77,13 +83,24 @@ class UnitSlots {
     void clear();
   };
 
-  std::size_t num_weight_slots() const { return options_.keep_gathered ? table_->num_units() : options_.num_slots; }
-  std::size_t num_gradient_slots() const { return options_.keep_gradients ? table_->num_units() : options_.num_slots; }
-  bool moves(UnitId unit) const { return !slots_.empty() && table_->sharded_unit(unit); }
-  void make_slots();
-  Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
-  Tensor local_in_slot(const Buffer& buffer, DType dtype, std::size_t slot, ParamId id) const;
-  void start_gathering(UnitId unit, std::size_t slot);
+  /// Holds slots and their memory.
+  struct Slots {
+    SlotLayout layout;
+    std::vector<std::int64_t> begins;  // in numbers
+    std::vector<Slot> all;
+    Buffer memory;
+
+    std::span<Slot> of(UnitId unit);
+    std::size_t index(const Slot& slot) const { return static_cast<std::size_t>(&slot - all.data()); }
+  };
+
+  /// Returns which slots there are. With `per_unit` each unit has its own.
+  SlotLayout layout(bool per_unit) const;
+  bool moves(UnitId unit) const { return !weight_slots_.all.empty() && table_->sharded_unit(unit); }
+  void make_slots(Slots& slots, bool per_unit) const;
+  Tensor in_slot(const Slots& slots, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
+  Tensor local_in_slot(const Slots& slots, DType dtype, std::size_t slot, ParamId id) const;
+  void start_gathering(UnitId unit, Slot& slot);
   void start_reducing(Slot& slot, const FirstWrites& first_writes);
 
   const ParameterTable* table_;
@@ -91,8 +108,7 @@ class UnitSlots {
   bool is_allocated_ = false;
   Context op_{};
   Tensor weights_, gradients_;
-  Buffer gathered_, summed_;
-  std::vector<Slot> slots_, gradient_slots_;
+  Slots weight_slots_, gradient_slots_;
 };
 
 }  // namespace tessera

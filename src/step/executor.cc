@@ -32,23 +32,27 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
   if (splits_backward()) num_deferred_ = static_cast<std::size_t>(most_deferred(schedule_, mesh_.pp.rank()));
   for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
     if (!is_local(stage)) continue;
-    LocalStage local_stage;
-    local_stage.stage = stage;
-    // Messages of a kind into a stage come in the order in which they were sent: that of the micro-batches.
-    int next_forward = 0, next_backward = 0;
-    local_stage.num_slots = static_cast<std::size_t>(num_slots[static_cast<std::size_t>(stage)]);
-    for (const PipelineAction& action : schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())]) {
-      for_each_pass(action, [&](const PipelinePass& pass) {
-        if (pass.stage != stage) return;
-        const bool is_forward = pass.kind == PipelinePass::Kind::kForward;
-        if (pass.kind != PipelinePass::Kind::kBackwardWeight) {
-          TESSERA_CHECK(pass.micro_batch == (is_forward ? next_forward : next_backward)++, "{}", describe(pass));
-        }
-      });
-    }
-    stages_.push_back(std::move(local_stage));
+    check_order(stage);
+    stages_.push_back({.stage = stage,
+                       .num_slots = static_cast<std::size_t>(num_slots[static_cast<std::size_t>(stage)]),
+                       .slots = {}});
   }
   TESSERA_CHECK(stages_.size() == model_.num_stages(), "{} {}", stages_.size(), model_.num_stages());
+  open_links();
+}
+
+void Executor::check_order(int stage) const {
+  int next_forward = 0, next_backward = 0;
+  for (const PipelineAction& action : schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())]) {
+    for_each_pass(action, [&](const PipelinePass& pass) {
+      if (pass.stage != stage || pass.kind == PipelinePass::Kind::kBackwardWeight) return;
+      int& next = pass.kind == PipelinePass::Kind::kForward ? next_forward : next_backward;
+      TESSERA_CHECK(pass.micro_batch == next++, "{}", describe(pass));
+    });
+  }
+}
+
+void Executor::open_links() {
   std::vector<ProcessGroup::Link> links;
   for (int stage = 0; stage + 1 < schedule_.num_stages(); ++stage) {
     const int here = rank_of(stage), next = rank_of(stage + 1);

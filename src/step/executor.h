@@ -2,10 +2,10 @@
 // one stage, and each micro-batch goes forward and backward before the next begins. With a pipeline, activations go to
 // the next stage's rank, and gradients to the rank of the stage before, while this rank goes on.
 //
-// What a stage's forward keeps of a micro-batch lies in a slot. A stage has as many slots as micro-batches are in
-// flight in it at once. A slot has an arena for what it keeps. Without a pipeline there is one slot, and the step's
-// arena holds this too. Weight gradients that a backward puts off need more tensors. These lie in arenas of their own,
-// of which a stage has as many as it puts off at once.
+// A stage's forward keeps tensors of a micro-batch in a slot, which has an arena for them. A stage has as many slots as
+// it holds micro-batches at once. Without a pipeline there is one slot, and its tensors lie in the step's arena.
+// Backwards that defer weight gradients keep more tensors, in further arenas. A rank has as many of these as it defers
+// backwards at once.
 #pragma once
 
 #include <memory>
@@ -63,6 +63,10 @@ class Executor {
   int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; }
   bool is_local(int stage) const { return rank_of(stage) == mesh_.pp.rank(); }
   LocalStage& local(int stage);
+  /// Checks that a stage's forwards, and its backwards, take micro-batches in order. Messages rely on it.
+  void check_order(int stage) const;
+  /// Opens the links to the ranks of neighbouring stages.
+  void open_links();
   std::size_t index_of(const LocalStage& stage) const { return static_cast<std::size_t>(&stage - stages_.data()); }
   bool splits_backward() const;
   /// Returns the slot of a micro-batch, or null if it has none.
@@ -72,7 +76,7 @@ class Executor {
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
   /// Runs all passes of a micro-batch in one stage. What its forward keeps goes to `arena`, or to op's arena without a
-  /// pipeline. What it needs for weight gradients that are put off goes to `deferred`. Both must be empty.
+  /// pipeline. What it needs for deferred weight gradients goes to `deferred`. Both must be empty.
   void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
                  Arena& deferred);
   /// Records the message that a pass sends to the stage with number `to`, if another rank has that stage.

@@ -10,11 +10,7 @@ namespace tessera {
 bool FaultInjection::hits(std::int64_t step) {
   const auto& debug = config_.debug;
   if (debug.nan_at_step != step || num_hits_ >= debug.nan_count) return false;
-  const MeshDegrees& d = mesh_.degrees;
-  const MeshPlace& at = mesh_.place;
-  const std::int64_t rank =
-      (((at.pp * d.dp_replicate + at.dp_replicate) * d.dp_shard + at.dp_shard) * d.cp + at.cp) * d.tp + at.tp;
-  if (debug.nan_on_rank >= 0 && debug.nan_on_rank != rank) return false;
+  if (debug.nan_on_rank >= 0 && debug.nan_on_rank != mesh_.rank()) return false;
   if (!debug.nan_on_host.empty() && debug.nan_on_host != host_name()) return false;
   ++num_hits_;
   return true;

@@ -8,7 +8,7 @@ namespace tessera {
 GpuSteps::Recorded& GpuSteps::recorded(const GraphKey& key, const cuda::Stream& stream) {
   auto found = std::ranges::find(recorded_, key, &Recorded::key);
   if (found == recorded_.end()) {
-    if (recorded_.size() == max_graphs_) recorded_.pop_back();  // not that of the step before
+    if (recorded_.size() == max_graphs_) recorded_.pop_back();  // it is not the last step's, which may still run
     recorded_.push_front({.key = key, .graph = {}, .clock = PhaseClock(&stream)});
   } else {
     recorded_.splice(recorded_.begin(), recorded_, found);

@@ -12,8 +12,8 @@ StepReduction::StepReduction(Mesh& mesh, const Model& whole)
 
 void StepReduction::reduce(const Context& op, Model& model, Mirrored<double>& squares) {
   StepSums& own = model.sums();
-  for (std::size_t i = 0; i < model.num_moe_layers() && mesh_.sequence.rank() != 0; ++i) {
-    set_zero(op, own.layer(i, op.device()).balance_loss_1);  // all ranks of a sequence have it
+  if (mesh_.sequence.rank() != 0) {  // all ranks of a sequence have its balance loss, and one counts
+    for (std::size_t i = 0; i < model.num_moe_layers(); ++i) set_zero(op, own.layer(i, op.device()).balance_loss_1);
   }
   constexpr const char *kSums = "losses and loads", *kNorm = "the gradient norm";
   // Every stage decides by the loss whether the step counts; only the last one has it.

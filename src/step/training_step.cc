@@ -13,45 +13,61 @@
 #include "ops/runtime/runtime.h"
 
 namespace tessera {
-ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device) {
+namespace {
+
+ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, const PipelineSchedule& schedule,
+                           Device device) {
   const auto& parallelism = config.parallelism;
-  const std::int64_t num_parts = mesh == nullptr ? 1 : mesh->sequence.size();
   ModelOptions options{.device = device,
                        .compute = config.training.mixed_precision_param,
                        .optimizer = Optimizer::state_tensors(config),
                        .recompute = config.activation_checkpoint.mode,
                        .force_load_balance = config.debug.moe_force_load_balance,
                        .seq_len = config.training.seq_len,
-                       .max_tokens = config.micro_batch_size() * config.training.seq_len / num_parts,
+                       .max_tokens = config.micro_batch_size() * config.training.seq_len / mesh->sequence.size(),
                        .dispatch_backend = parallelism.expert_parallel_comm_backend,
                        .capacity_factor = parallelism.expert_parallel_capacity_factor,
                        .dispatch_sms = static_cast<int>(parallelism.expert_parallel_num_sms),
                        .dispatch_forward = parallelism.expert_parallel_a2a_dispatch_fwd_precision,
                        .combine_backward = parallelism.expert_parallel_a2a_combine_bwd_precision};
-  const bool is_pipeline = mesh != nullptr && mesh->degrees.pp > 1;
+  const bool is_pipeline = mesh->degrees.pp > 1;
   // A stage reads its weights once per micro-batch: by default they are gathered once per step then.
   const std::string& reshard = parallelism.fsdp_reshard_after_forward;
   options.keep_gathered = reshard == "never" || (reshard == "default" && is_pipeline);
-  options.keep_gradients = is_pipeline;
-  if (mesh != nullptr) {
-    const PipelineSchedule schedule = config.pipeline_schedule(mesh->degrees);
-    const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
-    for (std::size_t s = 0; s < stages.size(); ++s) {
-      if (schedule.rank_of_stage[s] == mesh->place.pp) options.stages.push_back(stages[s]);
-    }
+  options.keep_gradients = is_pipeline && parallelism.pipeline_parallel_reduce_gradients == "step";
+  options.keep_quantized = config.quantize.keep_weights;
+  const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    if (schedule.rank_of_stage[s] == mesh->place.pp) options.stages.push_back(stages[s]);
   }
   options.mesh = std::move(mesh);
   return options;
 }
 
+std::shared_ptr<Mesh> or_one_rank(std::shared_ptr<Mesh> mesh) {
+  return mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>();
+}
+
+}  // namespace
+
+ModelOptions model_options(const JobConfig& config) {
+  const auto mesh = std::make_shared<Mesh>();
+  return model_options(config, mesh, config.pipeline_schedule(mesh->degrees), Device::kCpu);
+}
+
 TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device,
                            std::shared_ptr<cuda::Runtime> cuda)
+    : TrainingStep(config, or_one_rank(mesh), config.pipeline_schedule(or_one_rank(mesh)->degrees), device,
+                   std::move(cuda)) {}
+
+TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, const PipelineSchedule& schedule,
+                           Device device, std::shared_ptr<cuda::Runtime> cuda)
     : config_(config),
       cuda_(std::move(cuda)),
-      mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()),
+      mesh_(std::move(mesh)),
       whole_(config.model.args, {.seq_len = 1}),
-      model_(config.model.args, model_options(config, mesh_, device)),
-      executor_(model_, *mesh_, config.pipeline_schedule(mesh_->degrees)),
+      model_(config.model.args, model_options(config, mesh_, schedule, device)),
+      executor_(model_, *mesh_, schedule),
       arena_(device),
       optimizer_(config),
       reduction_(*mesh_, whole_),
@@ -59,9 +75,10 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
       faults_(config, *mesh_) {
   TESSERA_CHECK(device == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1 || mesh_->is_planned);
   if (device == Device::kCuda && cuda_ == nullptr && cuda::available()) cuda_ = cuda::make_runtime();
-  if (cuda_ != nullptr) cuda_->set_deterministic(config.debug.deterministic);  // null on a GPU: it is measured only
+  if (cuda_ != nullptr)
+    cuda_->set_deterministic(config.debug.deterministic);  // without it, a GPU's step is only measured
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
-  // Measured without a GPU it is a Hopper, as in the operators.
+  // Without a GPU, the step is measured as on a Hopper, as operators are.
   const bool is_hopper = device == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
   const Recipes recipes = is_hopper ? on_hopper(config.recipes()) : config.recipes();
   model_.set_precisions(context(), resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
@@ -91,7 +108,7 @@ void TrainingStep::measure() {
   Parameters& parameters = model_.parameters();
   executor_.measure(op, batch, &probe);
   parameters.finish_gradients();
-  parameters.forget_gathered();
+  model_.forget_gathered();
   Context recorded = op;
   recorded.record = &dry_run_.record;
   executor_.measure(recorded, batch, nullptr);
@@ -100,7 +117,7 @@ void TrainingStep::measure() {
   parameters.finish_gradients();
   update_weights(recorded);
   mesh_->set_record(nullptr);
-  parameters.forget_gathered();
+  model_.forget_gathered();
   const std::size_t gradients = parameters.all_gradients().num_bytes();
   std::size_t optimizer_state = 0;
   for (std::size_t i = 0; i < parameters.optimizer_tensors().size(); ++i) {
@@ -197,12 +214,12 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   const cuda::Stream& stream = cuda_->stream();
   if (started_.size == 1) gpu_.start_idle(stream);
   // What evaluations have gathered since is of older weights, and no part of a graph.
-  model_.parameters().forget_gathered();
+  model_.forget_gathered();
   optimizer_.upload_numbers(stream, numbers, started.numbers);
   for (const Batch& batch : started.micro_batches) batch.upload(stream);
   if (executor_.needs_warm_up() && !gpu_.has_recorded()) warm_up(started.micro_batches.front());
-  // What differs from step to step is in memory, but for these; a step that has not run like this before may still
-  // load kernels, which cannot be recorded.
+  // A graph fixes these values. All else that differs from step to step is in memory. The first step of a key runs
+  // without a graph, because it may load kernels, which cannot be recorded.
   GpuSteps::GraphKey key{.per_token = started.scale.per_token, .batches = {}};
   for (const Batch& batch : started.micro_batches) key.batches.push_back(batch.inputs(device()).raw());
   GpuSteps::Recorded& run = gpu_.recorded(key, stream);
@@ -388,9 +405,9 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
   std::string gradient, found;
   FiniteProbe probe(parameters);
   PhaseClock clock;
-  // Anew: on a GPU, the next step has been started since.
+  // The passes run again, with the probe, and add to the gradients.
   model_.parameters().clear_gradients();
-  // To the end, whatever is found: other ranks, which may find nothing, must not wait for this one.
+  // All passes run, whatever is found, because other ranks may find nothing and would wait for this one.
   executor_.run(op, micro_batches, scale, clock, &probe, micro_batches.size());
   model_.parameters().finish_gradients();
   found = probe.found();

@@ -86,8 +86,8 @@ class NonFiniteStep : public FailedStep {
   bool begins_here;
 };
 
-/// Returns the options that a model of this configuration is built with.
-ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu);
+/// Returns the options that a model of this configuration is built with on one rank.
+ModelOptions model_options(const JobConfig& config);
 
 class TrainingStep {
  public:
@@ -97,6 +97,9 @@ class TrainingStep {
   /// is planned only, null means a new one. With a mesh that is planned only, the step is measured and nothing else.
   explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu,
                         std::shared_ptr<cuda::Runtime> cuda = nullptr);
+  /// Does the same with the mesh's schedule (JobConfig::pipeline_schedule), which takes a while to make.
+  TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, const PipelineSchedule& schedule, Device device,
+               std::shared_ptr<cuda::Runtime> cuda = nullptr);
 
   const MemoryPlan& memory_plan() const { return dry_run_.memory; }
   /// Returns the device that the step runs on.

@@ -67,10 +67,6 @@ class StepRecord {
  public:
   const std::vector<RecordedOperator>& operators() const { return operators_; }
   const std::vector<RecordedTransfer>& transfers() const { return transfers_; }
-  void clear() {
-    operators_.clear();
-    transfers_.clear();
-  }
 
   /// Names the pass of what follows: "stage 0 forward".
   void set_pass(std::string pass) { pass_ = std::move(pass); }

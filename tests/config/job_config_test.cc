@@ -124,6 +124,12 @@ TEST(JobConfig, MeshesThatCannotCut) {
                     HasSubstr("training.global_batch_size")));
   EXPECT_THAT(pipeline_error({"--parallelism.pipeline_parallel_layers_per_stage=3"}),
               AllOf(HasSubstr("pipeline_parallel_degree is 4"), HasSubstr("3 stages")));
+  const std::string reduce = "--parallelism.pipeline_parallel_reduce_gradients=";
+  EXPECT_THAT(pipeline_error({reduce + "always"}), HasSubstr("expected step or micro_batch"));
+  EXPECT_EQ(pipeline_error({reduce + "micro_batch"}), "no error");
+  EXPECT_THAT(pipeline_error({reduce + "micro_batch", "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble",
+                              "--model.args.n_layers=8"}),
+              AllOf(HasSubstr("ZBVZeroBubble"), HasSubstr("expected step")));
   EXPECT_THAT(pipeline_error({"--model.args.num_mtp_modules=1"}),
               AllOf(HasSubstr("num_mtp_modules is 1"), HasSubstr("ZBVZeroBubble")));
   EXPECT_EQ(error({"--parallelism.context_parallel_degree=2", "--parallelism.tensor_parallel_degree=4"}, 8),

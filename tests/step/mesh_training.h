@@ -233,6 +233,7 @@ inline const Overrides kQueries = {"--model.args.q_lora_rank=48", "--activation_
 inline const Overrides kDocuments = {"--model.args.attn_mask_type=block_causal"};
 inline const Overrides kDirect = {"--parallelism.expert_parallel_comm_backend=direct"};
 inline const Overrides kGroups = {"--model.args.n_expert_groups=4", "--model.args.n_limited_groups=2"};
+inline const Overrides kNotKept = {"--quantize.keep_weights=false"};
 inline const Overrides kForced = {"--debug.moe_force_load_balance=true"};
 // A rank's tokens are whole blocks of 32. An expert's rows, which are in the order of ranks, are those of one rank. So
 // quantization blocks are the same on every mesh whose data ranks are all expert ranks.
