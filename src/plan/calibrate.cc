@@ -96,7 +96,7 @@ std::vector<Overrides> variants(Device device) {
   return {full, selective, unaligned, joined(unaligned, full), joined(unaligned, selective), other_heads};
 }
 
-JobConfig config_of(const Probe& probe, const Overrides& way, int num_micro_batches) {
+JobConfig config_of(const Probe& probe, const Overrides& way) {
   std::vector<std::string> overrides = {
       fmt::format("--model.args.dim={}", probe.dim),
       fmt::format("--model.args.inter_dim={}", probe.inter_dim),
@@ -113,7 +113,7 @@ JobConfig config_of(const Probe& probe, const Overrides& way, int num_micro_batc
       fmt::format("--model.args.vocab_size={}", probe.vocab_size),
       fmt::format("--model.args.seq_balance_loss_coeff={}", probe.balances ? 0.001 : 0.0),
       fmt::format("--training.local_batch_size={}", probe.batch),
-      fmt::format("--training.global_batch_size={}", probe.batch * num_micro_batches),
+      fmt::format("--training.global_batch_size={}", 2 * probe.batch),
       fmt::format("--training.seq_len={}", probe.seq_len),
       "--quantize.linear.mx.unaligned=bf16",
       "--quantize.grouped_mm.mx.unaligned=bf16",
@@ -147,6 +147,26 @@ void time_steps(TimedModel& model, Device device, int num_steps) {
   for (std::size_t k = 0; k < model.operators.size(); ++k) model.times[k].push_back(timed.operators[k].seconds);
 }
 
+/// Says how a step's time follows from its operators' medians. A slow moment of the machine meets some operators of
+/// every step, and the median of none. So a step takes longer than its operators' medians together.
+struct StepFit {
+  double seconds_per_operator;  // in addition to the operator itself
+  double factor;                // of the medians
+};
+
+StepFit fit_steps(std::span<const TimedModel> models) {
+  std::vector<MeasuredCall> steps;
+  for (const TimedModel& model : models) {
+    OperatorWork amounts;  // fit_rate fits a sum of any amounts: here a count, and seconds in the place of flop
+    amounts.amounts[OperatorWork::kCalls] = static_cast<double>(model.operators.size());
+    for (const std::vector<double>& times : model.times) amounts.amounts[OperatorWork::kFlop] += median(times);
+    steps.push_back({amounts, median(model.step_seconds)});
+  }
+  const OperatorRate rate = fit_rate(steps);
+  return {.seconds_per_operator = rate.seconds_per[OperatorWork::kCalls],
+          .factor = rate.seconds_per[OperatorWork::kFlop]};
+}
+
 std::string today() {
   return fmt::format("{:%Y-%m-%d}",
                      fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
@@ -158,10 +178,9 @@ std::vector<JobConfig> calibration_models(Device device) {
   std::vector<JobConfig> models;
   for (const Probe& probe : device == Device::kCpu ? std::span<const Probe>(kProbes) : kGpuProbes) {
     for (const Overrides& precision : precisions(device)) {
-      models.push_back(config_of(probe, precision, 2));
+      models.push_back(config_of(probe, precision));
       if (!probe.has_variants) continue;
-      for (const Overrides& variant : variants(device))
-        models.push_back(config_of(probe, joined(precision, variant), 2));
+      for (const Overrides& variant : variants(device)) models.push_back(config_of(probe, joined(precision, variant)));
     }
   }
   return models;
@@ -178,22 +197,12 @@ Calibration calibrate(const CalibrateOptions& options) {
     }
   }
   std::map<std::string, std::vector<MeasuredCall>> calls;  // by class
-  std::vector<MeasuredCall> steps;                         // its calls are operators, and its flop their seconds
   for (const TimedModel& model : models) {
-    double in_operators = 0.0;
     for (std::size_t k = 0; k < model.operators.size(); ++k) {
-      const double seconds = median(model.times[k]);
-      calls[class_of(model.operators[k])].push_back({work_of(model.operators[k]), seconds});
-      in_operators += seconds;
+      calls[class_of(model.operators[k])].push_back({work_of(model.operators[k]), median(model.times[k])});
     }
-    OperatorWork work;
-    work.amounts[OperatorWork::kCalls] = static_cast<double>(model.operators.size());
-    work.amounts[OperatorWork::kFlop] = in_operators;
-    steps.push_back({work, median(model.step_seconds)});
   }
-  // A slow moment of the machine meets some operators of every step, and the median of none. So a step takes longer
-  // than its operators' medians together.
-  const OperatorRate of_step = fit_rate(steps);
+  const StepFit step = fit_steps(models);
   Calibration calibration;
   const bool is_gpu = options.device == Device::kCuda;
   calibration.machine = is_gpu ? cuda::gpu_name() : processor_name();
@@ -202,10 +211,10 @@ Calibration calibrate(const CalibrateOptions& options) {
   calibration.threads = is_gpu ? 0 : num_threads();
   for (const auto& [name, of_class] : calls) {
     OperatorRate rate = fit_rate(of_class);
-    for (double& seconds : rate.seconds_per) seconds *= of_step.seconds_per[OperatorWork::kFlop];
+    for (double& seconds : rate.seconds_per) seconds *= step.factor;
     calibration.operators.emplace(name, rate);
   }
-  calibration.seconds_per_operator = of_step.seconds_per[OperatorWork::kCalls];
+  calibration.seconds_per_operator = step.seconds_per_operator;
   return calibration;
 }
 

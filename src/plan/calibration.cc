@@ -23,7 +23,7 @@ std::vector<std::string_view> words_of(std::string_view name) {
   std::vector<std::string_view> words;
   while (!name.empty()) {
     const std::size_t end = std::min(name.find(' '), name.size());
-    words.push_back(name.substr(0, end));
+    if (end > 0) words.push_back(name.substr(0, end));
     name.remove_prefix(std::min(end + 1, name.size()));
   }
   return words;
@@ -66,17 +66,22 @@ std::string Calibration::measured_class(const std::string& name) const {
   return best == nullptr ? std::string() : *best;
 }
 
-OperatorTime Calibration::time_of(const RecordedOperator& call) const {
+std::optional<OperatorTime> Calibration::find_time(const RecordedOperator& call) const {
   const std::string name = class_of(call), measured = measured_class(name);
-  require(!measured.empty(),
-          "'{}' has no rate of '{}'; `tessera bench calibrate` measures all operators of this program on a machine",
-          path.string(), name);
+  if (measured.empty()) return std::nullopt;
   const OperatorRate& rate = operators.at(measured);
   const OperatorWork work = work_of(call);
   const bool is_extrapolated = measured != name || rate.extrapolates(work);
-  return {.seconds = rate.seconds(work),
-          .is_extrapolated = is_extrapolated,
-          .error = is_extrapolated ? std::max(rate.mean_error, kUnmeasuredError) : rate.mean_error};
+  return OperatorTime{.seconds = rate.seconds(work),
+                      .is_extrapolated = is_extrapolated,
+                      .error = is_extrapolated ? std::max(rate.mean_error, kUnmeasuredError) : rate.mean_error};
+}
+
+OperatorTime Calibration::time_of(const RecordedOperator& call) const {
+  if (const std::optional<OperatorTime> time = find_time(call)) return *time;
+  throw MissingRate(fmt::format(
+      "'{}' has no rate of '{}'; `tessera bench calibrate` measures all operators of this program on a machine",
+      path.string(), class_of(call)));
 }
 
 OperatorRate fit_rate(std::span<const MeasuredCall> calls) {
@@ -136,7 +141,6 @@ Calibration read_calibration(const std::filesystem::path& path) {
                      .program = fields.text("program"),
                      .date = fields.text("date"),
                      .threads = static_cast<int>(fields.count("threads", kMost)),
-                     .ranks = static_cast<int>(fields.count("ranks", kMost)),
                      .operators = {},
                      .seconds_per_operator = fields.number("seconds_per_operator"),
                      .path = path};
@@ -148,6 +152,8 @@ Calibration read_calibration(const std::filesystem::path& path) {
                       .most_bytes = of_class.number("most_bytes")};
     for (std::size_t kind = 0; kind < OperatorWork::kKinds; ++kind) {
       rate.seconds_per[kind] = of_class.number(fmt::format("seconds_per_{}", OperatorWork::kNames[kind]).c_str());
+      require(rate.seconds_per[kind] >= 0.0, "'{}', $.operators.{}.seconds_per_{} is below 0", path.string(), name,
+              OperatorWork::kNames[kind]);
     }
     result.operators.emplace(name, rate);
   }
@@ -173,7 +179,6 @@ void write_calibration(const Calibration& calibration, const std::filesystem::pa
                                        {"date", calibration.date},
                                        {"source", "tessera bench calibrate"},
                                        {"threads", calibration.threads},
-                                       {"ranks", calibration.ranks},
                                        {"seconds_per_operator", calibration.seconds_per_operator},
                                        {"operators", operators}};
   write_whole_file(path, json_text(json, 1) + '\n');

@@ -7,10 +7,12 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "plan/operator_work.h"
 
 namespace tessera {
@@ -44,10 +46,15 @@ struct MeasuredCall {
   double seconds;
 };
 
+/// Reports an operator without a rate.
+class MissingRate : public Error {
+ public:
+  using Error::Error;
+};
+
 struct Calibration {
-  std::string machine, program, date;  // the processor or GPU, version(), and the day as year-month-day
-  int threads = 1;                     // 0: of a GPU
-  int ranks = 1;
+  std::string machine, program, date;             // the processor or GPU, version(), and the day as year-month-day
+  int threads = 1;                                // 0: of a GPU
   std::map<std::string, OperatorRate> operators;  // by class
   double seconds_per_operator = 0.0;              // of a step, besides its operators, for each of them
 
@@ -55,7 +62,9 @@ struct Calibration {
   /// first operand has the same type. Returns an empty text if there is none.
   std::string measured_class(const std::string& name) const;
 
-  /// Throws Error, which names the class, the file and the remedy, if there is no measured_class.
+  /// Returns nothing if there is no measured_class.
+  std::optional<OperatorTime> find_time(const RecordedOperator& call) const;
+  /// Throws MissingRate, which names the class, the file and the remedy, if there is no measured_class.
   OperatorTime time_of(const RecordedOperator& call) const;
 
   /// The file that it was read from, for errors. It is no part of the file.

@@ -12,15 +12,17 @@ namespace {
 
 constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
 
-Cluster::Link read_link(TomlReader reader) {
-  Cluster::Link link{.bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3), .source = reader.text("source")};
+/// Returns the bytes per second of a link, which must have a source.
+double read_link(TomlReader reader) {
+  const double bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3);
+  reader.text("source");
   reader.require_all_known();
-  return link;
+  return bytes_per_second;
 }
 
 void read_direct(TomlReader reader, Cluster& cluster) {
   cluster.direct_bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3);
-  cluster.direct_overlap_cost = reader.number("overlap_cost");
+  cluster.direct_overlap_cost = reader.part("overlap_cost");
   cluster.sm_written_per_second = kGiga * reader.number("written_gb_per_s_per_sm", 1e-3);
   cluster.sm_read_per_second = kGiga * reader.number("read_gb_per_s_per_sm", 1e-3);
   cluster.sm_summed_per_second = kGiga * reader.number("summed_gb_per_s_per_sm", 1e-3);
@@ -41,14 +43,10 @@ void add_operators_of(TomlReader reader, Cluster& cluster, int depth) {
     other = read(path, depth + 1);
   }
   const double flop = reader.number("flop", 1e-6), bytes = reader.number("bytes", 1e-6);
-  const std::string source = reader.text("source");
+  reader.text("source");
   reader.require_all_known();
   other.scale_rates(flop, bytes);
-  for (OperatorRule& rule : other.rules) {
-    rule.source = fmt::format("{:g} (flop) and {:g} (bytes) times those of {}: {}; there: {}", flop, bytes,
-                              path.filename().string(), source, rule.source);
-    cluster.rules.push_back(rule);
-  }
+  cluster.rules.insert(cluster.rules.end(), other.rules.begin(), other.rules.end());
   cluster.calibration = std::move(other.calibration);
 }
 
@@ -69,11 +67,11 @@ Cluster read(const std::filesystem::path& path, int depth) {
   cluster.seconds_per_transfer = kMicro * reader.number("microseconds_per_transfer");
   cluster.seconds_per_dispatch = kMicro * reader.number("microseconds_per_dispatch");
   cluster.seconds_per_host_plan = kMicro * reader.number("microseconds_per_host_plan");
-  cluster.overlap_cost = reader.number("overlap_cost");
+  cluster.overlap_cost = reader.part("overlap_cost");
   cluster.straggler = reader.number("straggler");
-  cluster.source = reader.text("source");
-  cluster.domain = read_link(reader.table("domain"));
-  cluster.network = read_link(reader.table("network"));
+  reader.text("source");
+  cluster.domain_bytes_per_second = read_link(reader.table("domain"));
+  cluster.network_bytes_per_second = read_link(reader.table("network"));
   read_direct(reader.table("direct"), cluster);
   if (reader.has("operator") || !reader.has("operators_of")) {
     reader.each_table("operator", [&](TomlReader rule) {
@@ -91,7 +89,7 @@ Cluster read(const std::filesystem::path& path, int depth) {
 OperatorRule read_rule(TomlReader& reader) {
   OperatorRule rule;
   rule.operators = reader.texts("names");
-  rule.source = reader.text("source");
+  reader.text("source");
   if (reader.has("type")) rule.type = reader.text("type");
   rule.flop_per_second = kTera * reader.number_or("tflop_per_s", 0.0);
   rule.half_contraction = reader.number_or("half_contraction", 0.0);
@@ -156,12 +154,11 @@ OperatorTime Cluster::time_of(const RecordedOperator& call) const {
 OperatorTime Cluster::own_time_of(const RecordedOperator& call) const {
   const auto rule = std::ranges::find_if(rules, [&](const OperatorRule& one) { return one.is_for(call); });
   if (rule != rules.end()) return {.seconds = rule->seconds(call), .error = kUnmeasuredError};
-  require(
-      !calibration.measured_class(class_of(call)).empty(),
+  if (const std::optional<OperatorTime> time = calibration.find_time(call)) return *time;
+  throw MissingRate(fmt::format(
       "'{}' has no rate for '{}': add an [[operator]] for it, or let [operators_of] name a file that `tessera bench "
       "calibrate --gpu` wrote",
-      path.string(), class_of(call));
-  return calibration.time_of(call);
+      path.string(), class_of(call)));
 }
 
 double Cluster::slowest_of(std::int64_t num_ranks) const {

@@ -23,7 +23,6 @@ struct OperatorRule {
   double half_contraction = 0.0;       // a contraction of K numbers has the rate flop_per_second · K / (K + this)
   double bytes_per_second = 0.0;
   double seconds_per_call = 0.0;
-  std::string source;
 
   bool is_for(const RecordedOperator& call) const;
   double seconds(const RecordedOperator& call) const;
@@ -36,15 +35,10 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
 OperatorRule read_rule(TomlReader& reader);
 
 struct Cluster {
-  /// Describes the links between GPUs.
-  struct Link {
-    double bytes_per_second = 0.0;  // per GPU and direction, as reached
-    std::string source;
-  };
-
   std::string name;
-  int gpus_per_domain = 1;      // GPUs that NVLink connects
-  Link domain, network;         // between GPUs of a domain, and of different ones
+  int gpus_per_domain = 1;  // GPUs that NVLink connects
+  // Between GPUs of a domain, and of different ones: per GPU and direction, as reached.
+  double domain_bytes_per_second = 0.0, network_bytes_per_second = 0.0;
   double memory_bytes = 0.0;    // of a GPU
   double reserved_bytes = 0.0;  // of that, what CUDA and NCCL take
   double dollars_per_gpu_hour = 0.0;
@@ -60,7 +54,6 @@ struct Cluster {
   double seconds_per_host_plan = 0.0;  // of the standard backend: what a dispatch waits for the host
   double overlap_cost = 0.0;           // κ: of a collective's duration, the part that operators beside it lose
   double straggler = 0.0;              // σ: the relative standard deviation of GPUs' speeds
-  std::string source;                  // of the last four, price and the rest
   std::vector<OperatorRule> rules;     // the first that fits counts
   Calibration calibration;             // for operators that no rule is for; may be empty
   OtherEngine engine;                  // whose steps are executed

@@ -15,11 +15,11 @@ struct Degrees {
   std::int64_t pp, tp, ep;
 };
 
-/// Of so many degrees, the fastest with a plain schedule, all schedules, modes and micro-batches are tried.
+/// This many degrees, the fastest in the first round, are tried with all schedules, modes and micro-batches.
 constexpr std::size_t kKept = 12;
 
 constexpr std::int64_t kMicroBatches[] = {1, 2, 4};  // sequences
-// Modes and schedules in the order of the memory that they take.
+// Modes are in the order of the memory that they take. The first schedule takes least.
 constexpr Recompute kModes[] = {Recompute::kFull, Recompute::kSelective, Recompute::kNone};
 constexpr PipelineScheduleKind kSchedules[] = {PipelineScheduleKind::k1F1B, PipelineScheduleKind::kInterleaved1F1B,
                                                PipelineScheduleKind::kZBV, PipelineScheduleKind::kDualPipeV};
@@ -58,13 +58,18 @@ JobConfig config_of(const LayoutSearch& search, const Degrees& degrees, std::int
   return config;
 }
 
+/// Returns the sequences of a step, which all layouts share. Throws Error if neither global_batch_size nor the job's
+/// own degrees say how many they are.
+std::int64_t sequences_of(const LayoutSearch& search) {
+  if (search.job.training.global_batch_size > 0) return search.job.training.global_batch_size;
+  const MeshDegrees degrees = resolve(search.job.mesh_degrees(), search.num_ranks);
+  return search.job.sequences_per_step(degrees.dp_replicate * degrees.dp_shard);
+}
+
 /// Plans layouts, from several threads.
 class Searcher {
  public:
-  explicit Searcher(const LayoutSearch& search)
-      : search_(search),
-        sequences_(search.job.sequences_per_step(search.num_ranks / search.job.mesh_degrees().tp /
-                                                 search.job.mesh_degrees().cp / search.job.mesh_degrees().pp)) {}
+  explicit Searcher(const LayoutSearch& search) : search_(search), sequences_(sequences_of(search)) {}
 
   /// Tries the degrees in the way that takes least memory. Returns the tokens per second and GPU, or 0 if that is not
   /// possible or does not fit.
@@ -121,6 +126,8 @@ class Searcher {
       }
       const std::scoped_lock lock(mutex_);
       ++found_.num_too_large;
+    } catch (const MissingRate&) {
+      throw;
     } catch (const Error& error) {
       const std::scoped_lock lock(mutex_);
       if (first_error_.empty()) first_error_ = error.what();
@@ -172,10 +179,10 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
       {"memory 10 % faster", [](Cluster& c) { c.scale_rates(1.0, kFaster); }},
       {"NVLink twice as fast",
        [](Cluster& c) {
-         c.domain.bytes_per_second *= 2.0;
+         c.domain_bytes_per_second *= 2.0;
          c.direct_bytes_per_second *= 2.0;
        }},
-      {"network twice as fast", [](Cluster& c) { c.network.bytes_per_second *= 2.0; }},
+      {"network twice as fast", [](Cluster& c) { c.network_bytes_per_second *= 2.0; }},
       {"transfers cost nothing beside operators",
        [](Cluster& c) {
          c.overlap_cost = 0.0;

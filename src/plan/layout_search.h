@@ -32,7 +32,7 @@ struct FoundLayouts {
 
 /// Searches the degrees of tensor, pipeline and expert parallelism: powers of two, of which tensor parallelism stays
 /// within a domain. First all degrees are planned with 1F1B, full recomputation and micro-batches of one sequence,
-/// which take least memory. The dozen that are fastest so are then planned with all schedules, modes and micro-batches
+/// which take least memory. The twelve fastest of these are then planned with all schedules, modes and micro-batches
 /// of 1, 2 and 4 sequences. Modes that take more memory are left out where one that takes less does not fit. All
 /// layouts have job's sequences per step. Throws Error if no layout is possible at all.
 FoundLayouts search_layouts(const LayoutSearch& search);

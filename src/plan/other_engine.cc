@@ -22,18 +22,18 @@ void use_engine(const std::filesystem::path& path, std::int64_t dim, Cluster& cl
   engine.name = reader.text("name");
   engine.source = reader.text("source");
   engine.dim = dim;
-  engine.dispatch_overlap_cost = reader.number_or("dispatch_overlap_cost", -1.0);
+  engine.dispatch_overlap_cost = reader.has("dispatch_overlap_cost") ? reader.part("dispatch_overlap_cost") : -1.0;
   engine.overlaps_micro_batches = reader.flag_or("overlaps_micro_batches", false);
   engine.host_seconds = 1e-6 * reader.number_or("host_microseconds_per_operator", 0.0);
   engine.row_bytes_forward = reader.number_or("row_bytes_forward", 0.0);
   engine.row_bytes_backward = reader.number_or("row_bytes_backward", 0.0);
-  engine.row_rate = reader.number_or("row_rate", 1.0);
+  engine.row_rate = reader.has("row_rate") ? reader.number("row_rate", 1e-3) : 1.0;
   if (reader.has("factor")) {
     reader.each_table("factor", [&](TomlReader factor) {
       engine.factors.push_back({.names = factor.texts("names"),
                                 .pass = factor.has("pass") ? factor.text("pass") : std::string(),
-                                .times = factor.number("times", 1e-6),
-                                .source = factor.text("source")});
+                                .times = factor.number("times", 1e-6)});
+      factor.text("source");
       factor.require_all_known();
     });
   }

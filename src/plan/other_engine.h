@@ -1,4 +1,4 @@
-// Another training engine as data: in what its step differs from ours. Files in engines/ hold what was read in other
+// Another training engine as data: how its step differs from ours. Files in engines/ hold what was read in other
 // projects' code and pages. It was not run. docs/planner.md describes the keys.
 #pragma once
 
@@ -18,7 +18,6 @@ struct OtherEngine {
     std::vector<std::string> names;  // in which * stands for any text
     std::string pass;                // "backward"; empty: any
     double times = 1.0;
-    std::string source;
   };
 
   std::string name;    // empty: Tessera

@@ -36,7 +36,7 @@ RoutingKind default_routing(const JobConfig& job) {
 namespace {
 
 /// Describes what a rank of the pipeline has, so that ranks with the same description do the same work.
-struct StagesOfRank {
+struct WorkOfRank {
   struct Stage {
     bool has_embedding, has_head, is_fed_here, feeds_here;  // here: the stage before, or after, is on the same rank
     std::int64_t num_dense_layers, num_moe_layers;
@@ -44,7 +44,7 @@ struct StagesOfRank {
   };
   std::vector<Stage> stages;
   std::int64_t place_in_domain;  // which decides what of its groups is in its domain
-  bool operator==(const StagesOfRank&) const = default;
+  bool operator==(const WorkOfRank&) const = default;
 };
 
 class Pipeline {
@@ -54,13 +54,13 @@ class Pipeline {
     const ModelConfig& model = run.config.model.args;
     const std::vector<StageModules> modules = run.config.pipeline_stages(run.degrees);
     const std::int64_t ranks_of_stage = run.degrees.num_ranks() / run.degrees.pp;
-    numbers_.resize(static_cast<std::size_t>(run.degrees.pp));
-    for (int stage = 0; stage < schedule_.num_stages(); ++stage) numbers_[rank_of(stage)].push_back(stage);
-    for (std::size_t pp = 0; pp < numbers_.size(); ++pp) {
+    stages_of_rank_.resize(static_cast<std::size_t>(run.degrees.pp));
+    for (int stage = 0; stage < schedule_.num_stages(); ++stage) stages_of_rank_[rank_of(stage)].push_back(stage);
+    for (std::size_t pp = 0; pp < stages_of_rank_.size(); ++pp) {
       deferred_.push_back(most_deferred(schedule_, static_cast<int>(pp)));
-      StagesOfRank of_rank{.stages = {},
-                           .place_in_domain = static_cast<std::int64_t>(pp) * ranks_of_stage % cluster.gpus_per_domain};
-      for (const int stage : numbers_[pp]) {
+      WorkOfRank of_rank{.stages = {},
+                         .place_in_domain = static_cast<std::int64_t>(pp) * ranks_of_stage % cluster.gpus_per_domain};
+      for (const int stage : stages_of_rank_[pp]) {
         const StageModules& has = modules[static_cast<std::size_t>(stage)];
         std::int64_t num_moe = 0;
         for (std::int64_t i = 0; i < has.num_layers; ++i) num_moe += model.is_moe_layer(has.first_layer + i) ? 1 : 0;
@@ -68,18 +68,20 @@ class Pipeline {
                                   stage + 1 < schedule_.num_stages() && rank_of(stage + 1) == pp,
                                   has.num_layers - num_moe, num_moe});
       }
-      stages_.push_back(std::move(of_rank));
+      work_of_rank_.push_back(std::move(of_rank));
     }
   }
 
   const PipelineSchedule& schedule() const { return schedule_; }
   /// Returns the numbers of a rank's stages.
-  const std::vector<int>& stages(std::size_t pp) const { return numbers_[pp]; }
-  /// Says whether rank `other` does the same work as rank `pp`, and whether it defers at least as many backwards and
-  /// each of its stages holds the activations of at least as many micro-batches at once.
-  bool does_the_same(std::size_t pp, std::size_t other) const { return stages_[pp] == stages_[other]; }
+  const std::vector<int>& stages(std::size_t pp) const { return stages_of_rank_[pp]; }
+  /// Says whether both ranks do the same work.
+  bool does_the_same(std::size_t pp, std::size_t other) const { return work_of_rank_[pp] == work_of_rank_[other]; }
+  /// Says whether rank `other` defers at least as many backwards as rank `pp`, and holds at least as many micro-batches
+  /// in each stage.
   bool holds_as_much(std::size_t pp, std::size_t other) const {
-    return deferred_[pp] <= deferred_[other] && std::ranges::equal(numbers_[pp], numbers_[other], [&](int a, int b) {
+    return deferred_[pp] <= deferred_[other] &&
+           std::ranges::equal(stages_of_rank_[pp], stages_of_rank_[other], [&](int a, int b) {
              return held_[static_cast<std::size_t>(a)] <= held_[static_cast<std::size_t>(b)];
            });
   }
@@ -90,9 +92,9 @@ class Pipeline {
   }
 
   PipelineSchedule schedule_;
-  std::vector<int> held_, deferred_;       // by stage, and by rank
-  std::vector<std::vector<int>> numbers_;  // by rank
-  std::vector<StagesOfRank> stages_;
+  std::vector<int> held_, deferred_;              // by stage, and by rank
+  std::vector<std::vector<int>> stages_of_rank_;  // by rank
+  std::vector<WorkOfRank> work_of_rank_;
 };
 
 }  // namespace
@@ -106,7 +108,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
   const RoutingSpread spread = experts_spread(cluster, job, run.degrees, routing);
   std::vector<RankForecast> ranks(static_cast<std::size_t>(run.degrees.pp));
   std::vector<std::size_t> planned;
-  // Ranks that do the same are planned once: the one that holds most is planned, and stands for the others.
+  // A planned rank stands for later ones that do the same and hold no more.
   for (std::size_t pp = 0; pp < ranks.size(); ++pp) {
     const auto stands_for_it = [&](std::size_t other) {
       return pipeline.does_the_same(pp, other) && pipeline.holds_as_much(pp, other);
@@ -120,7 +122,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
     planned.push_back(pp);
     const std::int64_t rank = static_cast<std::int64_t>(pp) * ranks_of_stage;
     const auto mesh = std::make_shared<Mesh>(Mesh::planned(run.degrees, rank));
-    const TrainingStep step(job, mesh, run.device);
+    const TrainingStep step(job, mesh, pipeline.schedule(), run.device);
     if (step.memory_plan().total() > result.memory.total()) result.memory = step.memory_plan();
     const TransferTimes transfers(cluster, job, run.degrees, rank, spread);
     const StepTimes times{.of_operator = [&cluster](const RecordedOperator& call) { return cluster.time_of(call); },
@@ -132,7 +134,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingK
                           .overlaps_micro_batches = cluster.engine.overlaps_micro_batches,
                           .is_far = [&transfers](const RecordedTransfer& one) { return transfers.is_far(one); },
                           .keeps_events = keeps_events};
-    const bool gathers_once = model_options(job, mesh, run.device).keep_gathered;
+    const bool gathers_once = step.model().options().keep_gathered;
     ranks[pp] = forecast_rank(step.dry_run(), pipeline.schedule().num_micro_batches, gathers_once, times);
     if (pp == 0) {
       result.flop_per_token =

@@ -108,10 +108,10 @@ class RankFold {
 
   /// Makes a pass of a stage take as long as the host needs to start its operators.
   void wait_for_host(const std::string& pass, double calls) {
-    if (is_once(pass) || parts_of(pass).first < 0) return;
+    if (parts_of(pass).first < 0) return;
     const double waits = calls * times_.least_per_operator - stage_seconds(pass) * micro_batches_;
     if (waits <= 0.0) return;
-    line(pass, "waiting for the host", false).seconds += waits;
+    line(pass, kWaitForHost, false).seconds += waits;
     add_to_pass(pass, waits);
   }
 

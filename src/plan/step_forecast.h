@@ -79,7 +79,7 @@ struct StepForecast {
   double passes_seconds = 0.0;      // from the first pass to the last one's end
   double seconds = 0.0;             // of a step
   std::size_t slowest = 0;          // the rank of the pipeline with the most work
-  /// Returns what the step may be off by if the errors of the slowest rank's lines have nothing to do with each other.
+  /// Returns what the step may be off by if the errors of the slowest rank's lines are independent.
   double error_seconds() const;
 };
 
@@ -87,6 +87,9 @@ struct StepForecast {
 /// first micro-batch, and added to by the others. `gathers_once`: weights are gathered once in a step, and not for
 /// every micro-batch (ModelOptions::keep_gathered). Throws Error if an operator's time is not known.
 RankForecast forecast_rank(const StepRecord& dry_run, int num_micro_batches, bool gathers_once, const StepTimes& times);
+
+/// Names the line of what a pass waits for the host (StepTimes::least_per_operator).
+inline constexpr const char* kWaitForHost = "waiting for the host";
 
 /// Returns what passes cost, for the simulation of a schedule with so many stages.
 PipelineCosts pipeline_costs(std::span<const RankForecast> ranks, int num_stages);

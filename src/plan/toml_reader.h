@@ -26,6 +26,12 @@ class TomlReader {
             where_, key, least);
     return *value;
   }
+  /// Returns a part of something.
+  double part(const char* key) {
+    const double value = number(key);
+    require(value <= 1.0, "{}.{} is {:g}; expected a number from 0 to 1", where_, key, value);
+    return value;
+  }
   double number_or(const char* key, double otherwise) { return table_.contains(key) ? number(key) : otherwise; }
   bool flag_or(const char* key, bool otherwise) {
     if (!table_.contains(key)) return otherwise;

@@ -29,7 +29,7 @@ RoutingSpread experts_spread(const Cluster& cluster, const JobConfig& job, const
                     .num_experts = model.num_experts,
                     .top_k = model.top_k,
                     .num_groups = std::max<std::int64_t>(model.n_expert_groups, 1),
-                    .num_limited_groups = std::max<std::int64_t>(model.n_limited_groups, 1),
+                    .num_limited_groups = model.n_expert_groups > 0 ? model.n_limited_groups : 1,
                     .domain_of_rank = domains_of(ranks_of_group(degrees, 0, "ep"), 0, cluster.gpus_per_domain)});
 }
 
@@ -55,11 +55,11 @@ double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
     const double plan =
         transfer.kind == "dispatch" ? cluster_.seconds_per_host_plan + cluster_.seconds_per_transfer : 0.0;
     return plan + cluster_.seconds_per_transfer +
-           std::max(here / cluster_.domain.bytes_per_second, network / cluster_.network.bytes_per_second);
+           std::max(here / cluster_.domain_bytes_per_second, network / cluster_.network_bytes_per_second);
   }
   // A row crosses the network once per domain, and a domain's links once per rank there.
   const double over_links = transfer.bytes * spread_.other_ranks() / cluster_.direct_bytes_per_second;
-  const double over_network = transfer.bytes * spread_.other_domains / cluster_.network.bytes_per_second;
+  const double over_network = transfer.bytes * spread_.other_domains / cluster_.network_bytes_per_second;
   const double sums = spread_.own_rank + spread_.other_ranks();
   const double of_sm = combines ? top_k / cluster_.sm_read_per_second + sums / cluster_.sm_summed_per_second
                                 : top_k / cluster_.sm_written_per_second;
@@ -88,7 +88,7 @@ double TransferTimes::of_collective(const RecordedTransfer& transfer) const {
     far = domains > 1.0 ? transfer.bytes : 0.0;
   }
   return cluster_.seconds_per_transfer +
-         std::max(near / cluster_.domain.bytes_per_second, far / cluster_.network.bytes_per_second);
+         std::max(near / cluster_.domain_bytes_per_second, far / cluster_.network_bytes_per_second);
 }
 
 bool TransferTimes::is_far(const RecordedTransfer& transfer) const {

@@ -27,11 +27,11 @@ Cluster cluster_of(double memory_bytes) {
   cluster.name = "a test";
   cluster.gpus_per_domain = 2;
   cluster.memory_bytes = memory_bytes;
-  cluster.domain.bytes_per_second = cluster.direct_bytes_per_second = 1e9;
-  cluster.network.bytes_per_second = 1e8;
+  cluster.domain_bytes_per_second = cluster.direct_bytes_per_second = 1e9;
+  cluster.network_bytes_per_second = 1e8;
   cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e8;
   cluster.num_sms = 100;
-  cluster.rules = {{.operators = {"*"}, .type = {}, .bytes_per_second = 1e9, .source = "a test"}};
+  cluster.rules = {{.operators = {"*"}, .type = {}, .bytes_per_second = 1e9}};
   return cluster;
 }
 
@@ -113,7 +113,7 @@ TEST(LayoutSearch, TheFrontierHasWhatNothingBeats) {
 TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
   const JobConfig job = config_to_search({"--training.local_batch_size=1"});
   Cluster cluster = cluster_of(1e12);
-  cluster.domain.bytes_per_second = cluster.network.bytes_per_second = cluster.direct_bytes_per_second = 1e30;
+  cluster.domain_bytes_per_second = cluster.network_bytes_per_second = cluster.direct_bytes_per_second = 1e30;
   cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e30;
   const std::vector<Sensitivity> found =
       sensitivities({job, Device::kCpu, resolve({}, 4)}, cluster, RoutingKind::kUniform);

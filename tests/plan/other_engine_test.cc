@@ -25,7 +25,7 @@ class OtherEngineFile : public ::testing::Test {
     write_whole_file(path_, "name = \"another\"\nsource = \"a test\"\n" + text);
     Cluster cluster;
     cluster.name = "GPU";
-    cluster.rules = {{.operators = {"*"}, .type = {}, .seconds_per_call = 1.0, .source = "a test"}};
+    cluster.rules = {{.operators = {"*"}, .type = {}, .seconds_per_call = 1.0}};
     use_engine(path_, kDim, cluster);
     return cluster;
   }
@@ -67,8 +67,7 @@ TEST_F(OtherEngineFile, RatesAreOfSomeGpus) {
 // A copy of 8 rows of 16 numbers with 4 bytes each: 512 bytes at 1e3 bytes per second, at half its rate.
 TEST_F(OtherEngineFile, RowsMoveMoreBytes) {
   Cluster cluster = cluster_with("row_bytes_forward = 4\nrow_rate = 0.5\n");
-  cluster.rules.insert(cluster.rules.begin(),
-                       {.operators = {"copy"}, .type = {}, .bytes_per_second = 1e3, .source = "a test"});
+  cluster.rules.insert(cluster.rules.begin(), {.operators = {"copy"}, .type = {}, .bytes_per_second = 1e3});
   EXPECT_NEAR(cluster.time_of(named("grouped_linear_forward", "")).seconds, 1.0 + 0.512 / 0.5, 1e-12);
   EXPECT_EQ(cluster.time_of(named("grouped_linear_dgrad", "")).seconds, 1.0);
   RecordedOperator last = named("grouped_linear_forward", "");  // its rows have the experts' dim

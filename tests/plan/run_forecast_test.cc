@@ -32,11 +32,11 @@ Cluster free_cluster() {
   Cluster cluster;
   cluster.name = "free";
   cluster.gpus_per_domain = 8;
-  cluster.domain.bytes_per_second = cluster.network.bytes_per_second = cluster.direct_bytes_per_second = kFast;
+  cluster.domain_bytes_per_second = cluster.network_bytes_per_second = cluster.direct_bytes_per_second = kFast;
   cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = kFast;
   cluster.peak_flop_per_second = cluster.memory_bytes = kFast;
   cluster.num_sms = 100;
-  cluster.rules = {{.operators = {"*"}, .type = {}, .source = "a test"}};
+  cluster.rules = {{.operators = {"*"}, .type = {}}};
   return cluster;
 }
 
@@ -44,22 +44,20 @@ Cluster free_cluster() {
 Cluster costly_cluster() {
   Cluster cluster = free_cluster();
   cluster.gpus_per_domain = 2;
-  cluster.domain.bytes_per_second = 1e9;
-  cluster.network.bytes_per_second = 1e8;
+  cluster.domain_bytes_per_second = 1e9;
+  cluster.network_bytes_per_second = 1e8;
   cluster.direct_bytes_per_second = 1e9;
   cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e8;
   cluster.seconds_per_host_plan = 1e-5;
   cluster.seconds_per_transfer = cluster.seconds_per_dispatch = 1e-6;
   cluster.overlap_cost = 0.5;
   cluster.straggler = 0.01;
-  cluster.rules = {
-      {.operators = {"gemm", "grouped_*", "linear_*", "mla_*"},
-       .type = {},
-       .flop_per_second = 1e10,
-       .bytes_per_second = 1e9,
-       .seconds_per_call = 1e-6,
-       .source = "a test"},
-      {.operators = {"*"}, .type = {}, .bytes_per_second = 1e9, .seconds_per_call = 1e-6, .source = "a test"}};
+  cluster.rules = {{.operators = {"gemm", "grouped_*", "linear_*", "mla_*"},
+                    .type = {},
+                    .flop_per_second = 1e10,
+                    .bytes_per_second = 1e9,
+                    .seconds_per_call = 1e-6},
+                   {.operators = {"*"}, .type = {}, .bytes_per_second = 1e9, .seconds_per_call = 1e-6}};
   return cluster;
 }
 
@@ -153,8 +151,8 @@ TEST(RunForecast, OneRankStandsForOthersThatDoTheSame) {
 TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
   using Change = std::pair<const char*, void (*)(Cluster&)>;
   const Change changes[] = {
-      {"domain", [](Cluster& c) { c.domain.bytes_per_second *= 3.0; }},
-      {"network", [](Cluster& c) { c.network.bytes_per_second *= 3.0; }},
+      {"domain", [](Cluster& c) { c.domain_bytes_per_second *= 3.0; }},
+      {"network", [](Cluster& c) { c.network_bytes_per_second *= 3.0; }},
       {"direct", [](Cluster& c) { c.direct_bytes_per_second *= 3.0; }},
       {"writing", [](Cluster& c) { c.sm_written_per_second *= 3.0; }},
       {"reading", [](Cluster& c) { c.sm_read_per_second *= 3.0; }},
@@ -201,8 +199,8 @@ TEST(RunForecast, APipelineFollowsItsSchedule) {
 
 TEST(RunForecast, TransfersAreBoundByTheSlowerLink) {
   Cluster cluster = free_cluster();
-  cluster.domain.bytes_per_second = 100.0;
-  cluster.network.bytes_per_second = 10.0;
+  cluster.domain_bytes_per_second = 100.0;
+  cluster.network_bytes_per_second = 10.0;
   const JobConfig job = config_of_ranks({});
   const auto seconds = [&](const MeshDegrees& degrees, std::int64_t ranks, const char* kind, const char* axis) {
     const TransferTimes times(cluster, job, resolve(degrees, ranks), 0, {});

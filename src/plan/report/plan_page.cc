@@ -218,7 +218,7 @@ std::vector<ValidatedRun> read_validation(const std::filesystem::path& path) {
   std::vector<ValidatedRun> runs;
   for (const auto& [name, value] : fields.at("runs").items()) {
     const JsonFields run(value, fmt::format("'{}', $.runs.{}", path.string(), name));
-    runs.push_back({.name = name, .measured = run.number("measured"), .predicted = run.number("predicted")});
+    runs.push_back({.measured = run.number("measured"), .predicted = run.number("predicted")});
     require(runs.back().measured > 0.0, "'{}', $.runs.{}.measured must be above 0", path.string(), name);
   }
   return runs;
@@ -226,24 +226,21 @@ std::vector<ValidatedRun> read_validation(const std::filesystem::path& path) {
 
 std::vector<StepPart> parts_of_step(const RunForecast& forecast, const Cluster& cluster) {
   const RankForecast& rank = forecast.step.ranks[forecast.step.slowest];
-  double products = 0.0, memory = 0.0, domain = 0.0, host = 0.0;
+  double products = 0.0, memory = 0.0, transfers = 0.0;
   for (const ForecastLine& line : rank.lines) {
-    if (line.stage < 0) continue;
+    if (line.stage < 0 || line.name == kWaitForHost) continue;
     const bool is_compute = is_product(line.name) || line.name.starts_with("mla_");
-    (line.is_transfer ? domain : is_compute ? products : memory) += line.seconds;
+    (line.is_transfer ? transfers : is_compute ? products : memory) += line.seconds;
   }
-  const double passes = forecast.step.passes_seconds - rank.bubble_seconds;
-  host = passes - products - memory - domain;
   // Weights that are gathered once are lines of the passes, and no part of their time.
-  if (rank.gather_seconds > 0.0) {
-    domain -= rank.gather_seconds;
-    host += rank.gather_seconds;
-  }
+  transfers -= rank.gather_seconds;
+  const double passes = forecast.step.passes_seconds - rank.bubble_seconds;
+  const double host = passes - products - memory - transfers;  // with the waits for the host
   const double at_peak = forecast.executed_flop / cluster.peak_flop_per_second;
   std::vector<StepPart> parts = {{"at the peak", at_peak},
-                                 {"products below it", products - at_peak},
+                                 {"products and attention, below it", products - at_peak},
                                  {"memory operators", memory},
-                                 {"transfers", domain},
+                                 {"transfers", transfers},
                                  {"host", host},
                                  {"bubble", rank.bubble_seconds},
                                  {"gathered once", rank.gather_seconds},

@@ -12,7 +12,6 @@ namespace tessera {
 
 /// A run that was measured, and its forecast: tokens/s per GPU.
 struct ValidatedRun {
-  std::string name;
   double measured = 0.0, predicted = 0.0;
 };
 
