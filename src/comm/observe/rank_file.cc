@@ -131,21 +131,24 @@ std::vector<RankState::Group> groups_of(const FlightLog& log) {
   return groups;
 }
 
+/// Returns the events of a log that another process may be writing to. A writer sets `check`, the other fields and
+/// `number`, in this order. So an event is whole if `number` was there before its fields were read, and `check` still
+/// had the same value afterwards.
 std::vector<RankState::Event> events_of(const FlightLog& log, std::size_t num_groups) {
   std::vector<RankState::Event> events;
   for (const FlightEvent& event : log.events) {
-    const std::uint64_t number = event.number.load(kRelaxed);
-    // A newer event is being written into this slot.
-    if (number == 0 || event.check.load(kRelaxed) != number || event.group.load(kRelaxed) >= num_groups) continue;
-    events.push_back({.number = number,
-                      .kind = event.kind.load(kRelaxed),
-                      .group = event.group.load(kRelaxed),
-                      .sequence = event.sequence.load(kRelaxed),
-                      .bytes = event.bytes.load(kRelaxed),
-                      .peer = event.peer.load(kRelaxed),
-                      .begin_ns = event.begin_ns.load(kRelaxed),
-                      .end_ns = event.end_ns.load(kRelaxed),
-                      .on_gpu = event.on_gpu.load(kRelaxed) != 0});
+    const RankState::Event read{.number = event.number.load(std::memory_order_acquire),
+                                .kind = event.kind.load(kRelaxed),
+                                .group = event.group.load(kRelaxed),
+                                .sequence = event.sequence.load(kRelaxed),
+                                .bytes = event.bytes.load(kRelaxed),
+                                .peer = event.peer.load(kRelaxed),
+                                .begin_ns = event.begin_ns.load(kRelaxed),
+                                .end_ns = event.end_ns.load(kRelaxed),
+                                .on_gpu = event.on_gpu.load(kRelaxed) != 0};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const bool is_whole = read.number != 0 && event.check.load(kRelaxed) == read.number;
+    if (is_whole && read.group < num_groups) events.push_back(read);
   }
   std::ranges::sort(events, {}, &RankState::Event::number);
   return events;
@@ -157,7 +160,7 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
   require(bytes.size() == sizeof(RankFileContent) && std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0,
           "'{}' is not the file of a rank: expected {} bytes that begin with {}", name, sizeof(RankFileContent),
           std::string_view(kMagic.data(), kMagic.size()));
-  // Another process may go on writing, so all fields are taken from one copy.
+  // Another process may go on writing, so all fields but the events are taken from one copy.
   const Buffer copy(sizeof(RankFileContent));
   std::memcpy(copy.data(), bytes.data(), sizeof(RankFileContent));
   const auto& content = *reinterpret_cast<const RankFileContent*>(copy.data());
@@ -189,7 +192,10 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
   if (state.section == Section::kEnded) {
     state.end = {.exit_status = entry.exit_status.load(kRelaxed), .message = get_text(entry.end_message)};
   }
-  state.events = events_of(content.log, state.groups.size());
+  // A mapped file is aligned. What is not is memory to which nobody writes.
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % alignof(RankFileContent) == 0;
+  const auto& log = is_aligned ? reinterpret_cast<const RankFileContent*>(bytes.data())->log : content.log;
+  state.events = events_of(log, state.groups.size());
   return state;
 }
 
