@@ -5,7 +5,7 @@
 
 #include "comm/transport.h"
 
-namespace tessera::comm_test {
+namespace tessera {
 
 class ForwardingTransport : public Transport {
  public:
@@ -18,6 +18,9 @@ class ForwardingTransport : public Transport {
   }
   std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
     return transport_->receive(data, num_bytes, from, tag);
+  }
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
+    return transport_->split(color, order, axis);
   }
   std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
@@ -33,4 +36,4 @@ class ForwardingTransport : public Transport {
   std::unique_ptr<Transport> transport_;
 };
 
-}  // namespace tessera::comm_test
+}  // namespace tessera

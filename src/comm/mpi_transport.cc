@@ -154,7 +154,7 @@ class MpiTransport : public Transport {
     });
   }
 
-  std::unique_ptr<Transport> split(int color, int order) override {
+  std::unique_ptr<Transport> split(int color, int order, std::string_view) override {
     MPI_Comm part = MPI_COMM_NULL;
     TESSERA_MPI(MPI_Comm_split(comm(), color, order, &part), "splitting a group of {} ranks", size_);
     return std::make_unique<MpiTransport>(std::make_shared<Communicator>(part));

@@ -16,7 +16,7 @@ class PlannedTransport : public Transport {
 
   std::unique_ptr<Request> send(const std::byte*, std::size_t, int to, int) override { fail_without(to); }
   std::unique_ptr<Request> receive(std::byte*, std::size_t, int from, int) override { fail_without(from); }
-  std::unique_ptr<Transport> split(int, int) override { fail_without(rank_); }
+  std::unique_ptr<Transport> split(int, int, std::string_view) override { fail_without(rank_); }
   std::unique_ptr<Transport> split_by_node() override { fail_without(rank_); }
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t) override { fail_without(rank_); }
   void abort(int) override { fail_without(rank_); }

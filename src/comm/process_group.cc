@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "comm/planned_transport.h"
+#include "comm/tree_operations.h"
 #include "tensor/arena.h"
 
 namespace tessera {
@@ -31,53 +32,6 @@ struct Range {
 };
 
 std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); }
-
-/// Messages that are under way together.
-class Messages {
- public:
-  explicit Messages(Transport& transport) : transport_(&transport) {}
-
-  void send(const std::byte* data, std::size_t num_bytes, int to, int tag) {
-    under_way_.push_back({transport_->send(data, num_bytes, to, tag), to, true});
-  }
-  void receive(std::byte* data, std::size_t num_bytes, int from, int tag) {
-    under_way_.push_back({transport_->receive(data, num_bytes, from, tag), from, false});
-  }
-  /// Sends the same bytes to all other ranks.
-  void send_to_others(const std::byte* data, std::size_t num_bytes, int tag) {
-    for (int peer = 0; peer < transport_->size(); ++peer) {
-      if (peer != transport_->rank() && num_bytes > 0) send(data, num_bytes, peer, tag);
-    }
-  }
-  bool test() {
-    std::erase_if(under_way_, [](const Message& message) { return message.request->test(); });
-    return under_way_.empty();
-  }
-  /// Adds the peers whose messages have not arrived to `senders`, and those that have not taken one to `receivers`.
-  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const {
-    for (const Message& message : under_way_) (message.is_sent ? receivers : senders).push_back(message.peer);
-  }
-
- private:
-  struct Message {
-    std::unique_ptr<Request> request;
-    int peer;
-    bool is_sent;
-  };
-  Transport* transport_;
-  std::vector<Message> under_way_;
-};
-
-/// An operation that consists of messages only.
-class Exchange : public Operation {
- public:
-  Exchange(std::string name, Transport& transport) : Operation(std::move(name)), messages(transport) {}
-  Messages messages;
-  bool advance() override { return messages.test(); }
-  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
-    messages.find_missing(senders, receivers);
-  }
-};
 
 /// Computes out (= or +=) the sum of parts[r] over r, in the order of r.
 template <typename T>
@@ -253,41 +207,23 @@ class AllReduce : public Operation {
 };
 
 /// Gathers a small buffer from all ranks, and lets every rank compute the whole sum.
-class SmallAllReduce : public Operation {
+class SmallAllReduce : public GatherInRounds {
  public:
-  SmallAllReduce(std::string name, Transport& transport, int tag, std::byte* x, std::size_t num_bytes, DType dtype)
-      : Operation(std::move(name)), x_(x), num_bytes_(num_bytes), add_(add_parts_of(dtype)), messages_(transport) {
-    const auto size = static_cast<std::size_t>(transport.size());
-    all_.resize(size * num_bytes);
-    for (std::size_t rank = 0; rank < size; ++rank) {
-      std::byte* part = all_.data() + rank * num_bytes;
-      const int peer = static_cast<int>(rank);
-      if (peer == transport.rank()) {
-        std::memcpy(part, x, num_bytes);
-        messages_.send_to_others(part, num_bytes, tag);
-      } else {
-        messages_.receive(part, num_bytes, peer, tag);
-      }
-      parts_.push_back(part);
-    }
-  }
+  SmallAllReduce(std::string name, Transport& transport, int tag, std::span<std::byte> x, DType dtype)
+      : GatherInRounds(std::move(name), transport, tag, x), x_(x), num_ranks_(transport.size()), dtype_(dtype) {}
 
   bool advance() override {
-    if (!messages_.test()) return false;
-    add_(parts_, num_bytes_, Write::kAssign, x_);
+    if (!GatherInRounds::advance()) return false;
+    std::vector<const std::byte*> parts;
+    for (int rank = 0; rank < num_ranks_; ++rank) parts.push_back(part(rank).data());
+    add_parts_of(dtype_)(parts, x_.size(), Write::kAssign, x_.data());
     return true;
-  }
-  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
-    messages_.find_missing(senders, receivers);
   }
 
  private:
-  std::byte* x_;
-  std::size_t num_bytes_;
-  AddParts add_;
-  std::vector<std::byte> all_;
-  std::vector<const std::byte*> parts_;
-  Messages messages_;
+  std::span<std::byte> x_;
+  int num_ranks_;
+  DType dtype_;
 };
 
 /// Cuts whole numbers into equal ranges; the last ones may be shorter or empty.
@@ -489,8 +425,8 @@ Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {
   }
   const FlightRecorder::NewEvent event{.kind = FlightKind::kAllReduce, .bytes = x.num_bytes()};
   if (x.num_bytes() <= kOneRoundBytes) {
-    return start(std::make_shared<SmallAllReduce>(title("all-reduce", name), *transport_, next_tag(), bytes_of(x),
-                                                  x.num_bytes(), x.dtype()),
+    return start(std::make_shared<SmallAllReduce>(title("all-reduce", name), *transport_, next_tag(),
+                                                  std::span(bytes_of(x), x.num_bytes()), x.dtype()),
                  event);
   }
   return start(std::make_shared<AllReduce>(title("all-reduce", name), *transport_, next_tag(), bytes_of(x),
@@ -552,14 +488,9 @@ Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
     record({.kind = FlightKind::kBroadcast, .bytes = x.num_bytes(), .on_gpu = true});
     return work_of(gpu_->broadcast(x, root, title("broadcast", name)));
   }
-  auto exchange = std::make_shared<Exchange>(title("broadcast", name), *transport_);
-  const int tag = next_tag();
-  if (rank() == root) {
-    exchange->messages.send_to_others(bytes_of(x), x.num_bytes(), tag);
-  } else {
-    exchange->messages.receive(bytes_of(x), x.num_bytes(), root, tag);
-  }
-  return start(std::move(exchange), {.kind = FlightKind::kBroadcast, .bytes = x.num_bytes()});
+  return start(std::make_shared<TreeBroadcast>(title("broadcast", name), *transport_, next_tag(), root,
+                                               std::span(bytes_of(x), x.num_bytes())),
+               {.kind = FlightKind::kBroadcast, .bytes = x.num_bytes()});
 }
 
 void ProcessGroup::open_links(std::span<const Link> links) {
@@ -629,34 +560,28 @@ Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view 
 }
 
 std::vector<double> ProcessGroup::all_gather(std::span<const double> x, std::string_view name) {
-  std::vector<double> all(x.size() * static_cast<std::size_t>(size()));
-  const std::size_t part = x.size_bytes();
-  auto* bytes = reinterpret_cast<std::byte*>(all.data());
-  std::byte* own = bytes + static_cast<std::size_t>(rank()) * part;
-  copy(reinterpret_cast<const std::byte*>(x.data()), part, own);
-  if (size() == 1 || part == 0) return all;
-  auto exchange = std::make_shared<Exchange>(title("all-gather", name), *transport_);
-  const int tag = next_tag();
-  exchange->messages.send_to_others(own, part, tag);
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) continue;
-    exchange->messages.receive(bytes + static_cast<std::size_t>(peer) * part, part, peer, tag);
+  std::vector<double> all(x.begin(), x.end());
+  if (size() == 1 || x.empty()) return all;
+  const auto gather =
+      std::make_shared<GatherInRounds>(title("all-gather", name), *transport_, next_tag(), std::as_bytes(x));
+  start(gather, {.kind = FlightKind::kAllGather, .bytes = x.size_bytes()}).wait();
+  all.resize(x.size() * static_cast<std::size_t>(size()));
+  for (int r = 0; r < size(); ++r) {
+    std::memcpy(all.data() + static_cast<std::size_t>(r) * x.size(), gather->part(r).data(), x.size_bytes());
   }
-  start(std::move(exchange), {.kind = FlightKind::kAllGather, .bytes = part}).wait();
   return all;
 }
 
 void ProcessGroup::all_reduce(std::span<double> x, std::string_view name) {
-  const std::vector<double> all = all_gather(x, name);
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    x[i] = 0.0;
-    for (std::size_t part = 0; part < all.size(); part += x.size()) x[i] += all[part + i];
-  }
+  if (size() == 1 || x.empty()) return;
+  start(std::make_shared<TreeAllReduce>(title("all-reduce", name), *transport_, next_tag(), x),
+        {.kind = FlightKind::kAllReduce, .bytes = x.size_bytes()})
+      .wait();
 }
 
 void ProcessGroup::barrier(std::string_view name) {
-  const double nothing = 0.0;
-  static_cast<void>(all_gather(std::span(&nothing, 1), name));
+  double nothing = 0.0;
+  all_reduce(std::span(&nothing, 1), name);
 }
 
 ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
@@ -664,7 +589,7 @@ ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
   std::unique_ptr<Transport> part;
   {
     const Progress::Watched watched(*progress_, title("creation", axis));
-    part = transport_->split(color, order);
+    part = transport_->split(color, order, axis);
   }
   // The ranks of a group make their splits in the same order, so they agree on this id.
   const std::array<std::uint64_t, 3> origin = {id_, ++num_splits_, static_cast<std::uint64_t>(color)};

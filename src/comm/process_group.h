@@ -19,7 +19,7 @@
 #include <span>
 #include <string_view>
 
-#include "comm/gpu_group.h"
+#include "comm/gpu/gpu_group.h"
 #include "comm/progress.h"
 #include "tensor/step_record.h"
 #include "tensor/tensor.h"
@@ -107,7 +107,8 @@ class ProcessGroup {
     return static_cast<int>(std::min(links_.size(), kMostThatWait)) * cuda::GpuGroup::kSmsOfLink;
   }
 
-  /// Sums a few numbers of the host over ranks, such as losses or counts. It blocks.
+  /// Sums a few numbers of the host over ranks, such as losses or counts, along a tree (comm/tree_operations.h). It
+  /// blocks.
   void all_reduce(std::span<double> x, std::string_view name);
   /// Returns all ranks' numbers, rank by rank. It blocks.
   std::vector<double> all_gather(std::span<const double> x, std::string_view name);

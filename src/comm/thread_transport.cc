@@ -38,6 +38,12 @@ struct Mailbox {
   std::map<int, std::int64_t> num_sent, num_received;  // by tag
 };
 
+/// A rank's mailboxes, one for each rank that has sent it something. Most pairs of ranks of a large world never do.
+struct Inbox {
+  std::mutex mutex;
+  std::map<int, Mailbox> of_sender;  // its elements stay where they are
+};
+
 /// State that all threads share, whatever groups they are in.
 struct Process {
   std::atomic<bool> failed{false};
@@ -47,12 +53,12 @@ struct Process {
 /// State that the ranks of one transport share.
 struct Group {
   Group(int num_ranks, Process& the_process)
-      : size(num_ranks),
-        process(the_process),
-        mailboxes(static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(num_ranks)) {}
+      : size(num_ranks), process(the_process), inboxes(static_cast<std::size_t>(num_ranks)) {}
 
   Mailbox& mailbox(int from, int to) {
-    return mailboxes[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) + static_cast<std::size_t>(to)];
+    Inbox& inbox = inboxes[static_cast<std::size_t>(to)];
+    const std::lock_guard lock(inbox.mutex);
+    return inbox.of_sender[from];
   }
 
   /// Waits until all ranks have called it. The last one computes a result from what all have given, and every rank gets
@@ -79,7 +85,7 @@ struct Group {
 
   const int size;
   Process& process;
-  std::vector<Mailbox> mailboxes;
+  std::vector<Inbox> inboxes;  // by receiver
 
  private:
   std::mutex mutex_;
@@ -168,7 +174,7 @@ class ThreadTransport : public Transport {
     return std::make_unique<ThreadReceive>(group_->mailbox(from, rank_), group_->process, data, num_bytes, tag);
   }
 
-  std::unique_ptr<Transport> split(int color, int order) override {
+  std::unique_ptr<Transport> split(int color, int order, std::string_view) override {
     // Each rank's new group, and its rank in it, by its rank in this group.
     using Places = std::vector<std::pair<std::shared_ptr<Group>, int>>;
     const auto places = std::static_pointer_cast<Places>(group_->meet(rank_, {color, order}, [&](const auto& given) {
@@ -191,7 +197,7 @@ class ThreadTransport : public Transport {
     return std::make_unique<ThreadTransport>(group, rank);
   }
 
-  std::unique_ptr<Transport> split_by_node() override { return split(0, rank_); }
+  std::unique_ptr<Transport> split_by_node() override { return split(0, rank_, "node"); }
 
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
     return std::make_unique<ThreadWindow>(

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 
 #include "base/stopwatch.h"
 
@@ -56,6 +57,28 @@ void run_long_together(ProcessGroup& group, std::string_view name, const std::fu
   std::future<void> task = std::async(std::launch::async, body);
   wait_together(group, name, task);
   run_together(group, name, [&] { task.get(); });
+}
+
+void run_steps_together(ProcessGroup& group, std::string_view name, const std::function<bool()>& step) {
+  constexpr double kSecondsBetweenVotes = 1.0;
+  bool goes_on = true;
+  std::exception_ptr error;
+  for (double any = 1.0; any > 0.0;) {
+    const Stopwatch since_vote;
+    while (goes_on && since_vote.seconds() < kSecondsBetweenVotes) {
+      try {
+        goes_on = step();
+      } catch (const Error&) {
+        error = std::current_exception();
+        goes_on = false;
+      }
+    }
+    any = goes_on ? 1.0 : 0.0;
+    group.all_reduce(std::span(&any, 1), name);
+  }
+  run_together(group, name, [&] {
+    if (error) std::rethrow_exception(error);
+  });
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace tessera {
 
@@ -58,8 +59,9 @@ class Transport {
   virtual std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) = 0;
   virtual std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) = 0;
 
-  /// Returns the transport of the ranks with the same color, sorted by `order`.
-  virtual std::unique_ptr<Transport> split(int color, int order) = 0;
+  /// Returns the transport of the ranks with the same color, sorted by `order`. `axis` is the group's name
+  /// (ProcessGroup::axis).
+  virtual std::unique_ptr<Transport> split(int color, int order, std::string_view axis) = 0;
   /// Returns the transport of the ranks of this machine, which can reach each other's memory.
   virtual std::unique_ptr<Transport> split_by_node() = 0;
   /// Allocates a window. Throws Error if the ranks are not on one node, or there is not enough memory.

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <utility>
 
+#include "comm/forwarding_transport.h"
 #include "tensor/philox.h"
-#include "tests/comm/forwarding_transport.h"
 
 namespace tessera::comm_test {
 
@@ -41,8 +41,8 @@ class DelayedTransport : public ForwardingTransport {
     return request;
   }
 
-  std::unique_ptr<Transport> split(int color, int order) override {
-    return std::make_unique<DelayedTransport>(transport().split(color, order), seed_ + 1);
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
+    return std::make_unique<DelayedTransport>(transport().split(color, order, axis), seed_ + 1);
   }
 
  private:

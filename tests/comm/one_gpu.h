@@ -5,8 +5,8 @@
 #include <memory>
 #include <thread>
 
+#include "comm/forwarding_transport.h"
 #include "tensor/arena.h"
-#include "tests/comm/forwarding_transport.h"
 
 namespace tessera::comm_test {
 
@@ -16,8 +16,8 @@ class OneGpuTransport : public ForwardingTransport {
   explicit OneGpuTransport(std::unique_ptr<Transport> transport, bool is_split = false)
       : ForwardingTransport(std::move(transport)), is_split_(is_split) {}
 
-  std::unique_ptr<Transport> split(int color, int order) override {
-    return std::make_unique<OneGpuTransport>(transport().split(color, order), true);
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
+    return std::make_unique<OneGpuTransport>(transport().split(color, order, axis), true);
   }
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
     if (!is_split_) return transport().allocate_window(num_bytes);

@@ -9,10 +9,10 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/forwarding_transport.h"
 #include "comm/together.h"
 #include "tensor/arena.h"
 #include "tests/comm/delayed_transport.h"
-#include "tests/comm/forwarding_transport.h"
 #include "tests/comm/ranks.h"
 
 namespace tessera {
@@ -255,6 +255,74 @@ TEST(ProcessGroup, NumbersOfTheHost) {
   });
 }
 
+/// Counts the messages that ranks of the world send.
+class CountingMessages : public ForwardingTransport {
+ public:
+  CountingMessages(std::unique_ptr<Transport> transport, std::atomic<int>& sent)
+      : ForwardingTransport(std::move(transport)), sent_(sent) {}
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    ++sent_;
+    return transport().send(data, num_bytes, to, tag);
+  }
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
+    return transport().split(color, order, axis);
+  }
+
+ private:
+  std::atomic<int>& sent_;
+};
+
+// Numbers of the host, barriers and broadcasts take ⌈log₂ P⌉ messages per rank and direction at most, on any number of
+// ranks and with any root. Sending to all other ranks would take P - 1.
+TEST(ProcessGroup, SmallOperationsSendFewMessagesPerRank) {
+  for (const int size : {2, 3, 5, 6, 7, 8, 13, 32}) {
+    const int rounds = static_cast<int>(std::ceil(std::log2(size)));
+    std::vector<std::atomic<int>> sent(static_cast<std::size_t>(size));
+    const auto body = [&](ProcessGroup& group) {
+      const int rank = group.rank();
+      std::atomic<int>& own = sent[static_cast<std::size_t>(rank)];
+      const auto expect_few = [&](const char* what, int most) {
+        EXPECT_LE(own.exchange(0), most) << what << " on rank " << rank << " of " << size;
+      };
+      own = 0;
+      const double mine[] = {static_cast<double>(rank), -1.0};
+      const std::vector<double> all = group.all_gather(mine, "test");
+      expect_few("all-gather", rounds);
+      for (int r = 0; r < size; ++r) {
+        EXPECT_EQ(all[2 * static_cast<std::size_t>(r)], r);
+        EXPECT_EQ(all[2 * static_cast<std::size_t>(r) + 1], -1.0);
+      }
+      double sums[] = {static_cast<double>(rank), 0.1 * rank, 1.0};
+      group.all_reduce(sums, "test");
+      expect_few("all-reduce", rounds + 1);
+      EXPECT_EQ(sums[0], size * (size - 1) / 2);
+      EXPECT_NEAR(sums[1], 0.05 * size * (size - 1), 1e-12 * size * size);
+      EXPECT_EQ(sums[2], size);
+      const std::vector<double> sums_of_all = group.all_gather(sums, "test");
+      for (std::size_t i = 0; i < sums_of_all.size(); ++i)
+        EXPECT_EQ(sums_of_all[i], sums[i % 3]) << "not the same bits";
+      own = 0;
+      group.barrier("test");
+      expect_few("barrier", rounds + 1);
+      std::vector<float> numbers(5, static_cast<float>(rank));
+      const Tensor x(numbers.data(), {5}, DType::kFloat32, Device::kCpu);
+      group.all_reduce(x, "test").wait();
+      expect_few("all-reduce of a small tensor", rounds);
+      EXPECT_EQ(numbers[4], static_cast<float>(size * (size - 1) / 2));
+      for (const int root : {0, 1, size - 1}) {
+        std::ranges::fill(numbers, static_cast<float>(rank));
+        group.broadcast(x, root, "test").wait();
+        expect_few("broadcast", rounds);
+        EXPECT_EQ(numbers[3], static_cast<float>(root));
+      }
+    };
+    with_ranks(size, body, {.wrap = [&](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+                 std::atomic<int>& own = sent[static_cast<std::size_t>(transport->rank())];
+                 return std::make_unique<CountingMessages>(std::move(transport), own);
+               }});
+  }
+}
+
 TEST(ProcessGroup, SplitsByColor) {
   with_ranks(4, [](ProcessGroup& world) {
     // Odd and even ranks form two groups, in reverse order.
@@ -458,11 +526,13 @@ TEST(ProcessGroup, ARankThatHangs) {
 }
 
 /// A transport whose board of ranks sees two nodes with two ranks each.
-class TwoNodes : public comm_test::ForwardingTransport {
+class TwoNodes : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;
-  std::unique_ptr<Transport> split(int color, int order) override { return transport().split(color, order); }
-  std::unique_ptr<Transport> split_by_node() override { return transport().split(rank() / 2, rank()); }
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
+    return transport().split(color, order, axis);
+  }
+  std::unique_ptr<Transport> split_by_node() override { return transport().split(rank() / 2, rank(), "node"); }
 };
 
 /// Ranks do not see what ranks of another node do. They see only which of those has sent nothing. Their error names it

@@ -35,7 +35,7 @@ inline void with_ranks(int num_ranks, const std::function<void(ProcessGroup&)>& 
   static const MpiRuntime runtime;
   const std::unique_ptr<Transport> world = runtime.world();
   const bool takes_part = world->rank() < num_ranks && num_ranks <= world->size();
-  std::unique_ptr<Transport> part = world->split(takes_part ? 0 : 1, world->rank());
+  std::unique_ptr<Transport> part = world->split(takes_part ? 0 : 1, world->rank(), "world");
   if (takes_part) run_rank(std::move(part), options, body);
 }
 

@@ -11,7 +11,7 @@
 
 namespace tessera::ep {
 
-inline constexpr int kMaxGpuRanks = 64, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
+inline constexpr int kMaxGpuRanks = 72, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
 /// The largest number of chunks that a call's tokens are cut into. One chunk is worked on while the next is stored.
 inline constexpr int kMaxChunks = 16;
 

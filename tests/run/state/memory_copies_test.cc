@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "run/trainer.h"
-#include "tests/comm/forwarding_transport.h"
+#include "comm/forwarding_transport.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
@@ -26,7 +26,7 @@ using data::TemporaryFolder;
 using Losses = std::map<std::int64_t, std::pair<double, double>>;  // losses and gradient norms, by step
 
 /// Holds back messages to partners, the only messages of the world that have tags, until `released`.
-class HeldTransport : public comm_test::ForwardingTransport {
+class HeldTransport : public ForwardingTransport {
  public:
   HeldTransport(std::unique_ptr<Transport> transport, const std::atomic<bool>& released)
       : ForwardingTransport(std::move(transport)), released_(released) {}
@@ -37,7 +37,7 @@ class HeldTransport : public comm_test::ForwardingTransport {
     return std::make_unique<HeldSend>(
         released_, [this, data, num_bytes, to, tag] { return transport().send(data, num_bytes, to, tag); });
   }
-  std::unique_ptr<Transport> split(int color, int order) override { return transport().split(color, order); }
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override { return transport().split(color, order, axis); }
 
  private:
   struct HeldSend : Request {

@@ -1,0 +1,76 @@
+// Operations on a few numbers, in which each of P ranks sends and receives O(log P) messages. A step of a large world
+// would otherwise send P² of them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/messages.h"
+
+namespace tessera {
+
+/// Gathers a part of the same size from every rank in ⌈log₂ P⌉ rounds (Bruck et al., IEEE TPDS 8(11), 1997). In round
+/// k each rank passes on what it has to the rank 2ᵏ before it.
+class GatherInRounds : public Operation {
+ public:
+  /// Copies this rank's part, `own`.
+  GatherInRounds(std::string name, Transport& transport, int tag, std::span<const std::byte> own);
+  bool advance() override;
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    messages_.find_missing(senders, receivers);
+  }
+  /// Returns a rank's part. The operation must be complete.
+  std::span<const std::byte> part(int rank) const;
+
+ private:
+  void start_round();
+
+  Transport& transport_;
+  int tag_;
+  std::size_t part_bytes_;
+  std::vector<std::byte> parts_;  // of this rank, the next one and so on
+  std::size_t num_parts_ = 1;     // of parts_ that have arrived
+  Messages messages_;
+};
+
+/// Copies the bytes of rank `root` to all ranks, along a binomial tree.
+class TreeBroadcast : public Operation {
+ public:
+  TreeBroadcast(std::string name, Transport& transport, int tag, int root, std::span<std::byte> data);
+  bool advance() override;
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    messages_.find_missing(senders, receivers);
+  }
+
+ private:
+  Transport& transport_;
+  int tag_, root_;
+  std::span<std::byte> data_;
+  bool has_passed_on_ = false;
+  Messages messages_;
+};
+
+/// Replaces x by the sum of all ranks' x: up a binomial tree to rank 0, and down again. Each inner rank adds the sums
+/// of its neighbours to the right to its own, so the order depends on the number of ranks only.
+class TreeAllReduce : public Operation {
+ public:
+  TreeAllReduce(std::string name, Transport& transport, int tag, std::span<double> x);
+  bool advance() override;
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    if (broadcast_) return broadcast_->find_missing(senders, receivers);
+    messages_.find_missing(senders, receivers);
+  }
+
+ private:
+  Transport& transport_;
+  int tag_;
+  std::span<double> x_;
+  std::vector<double> received_;
+  int distance_ = 1;  // to the rank whose sum comes next
+  bool is_receiving_ = false, is_sent_ = false;
+  Messages messages_;
+  std::unique_ptr<TreeBroadcast> broadcast_;  // once this rank's sum has gone up
+};
+
+}  // namespace tessera
