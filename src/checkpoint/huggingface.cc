@@ -145,8 +145,7 @@ HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
   if (!fs::exists(index_path)) {
     require(fs::exists(folder / kSingleName), "'{}' holds neither {} nor {}: expected a folder of Hugging Face weights",
             folder.string(), kHfIndexName, kSingleName);
-    const auto shard = shards_.emplace(kSingleName, SafetensorsFile(folder / kSingleName)).first;
-    for (const auto& [name, entry] : shard->second.entries()) shard_of_.emplace(name, &shard->second);
+    for (const auto& [name, entry] : shard(kSingleName).entries()) shard_of_.emplace(name, kSingleName);
     return;
   }
   const std::string where = fmt::format("'{}'", index_path.string());
@@ -157,23 +156,31 @@ HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
     require(file.is_string(), "{}: the file of '{}' is no string", where, name);
     const auto file_name = file.get<std::string>();
     require_plain_name(file_name, where);
-    auto shard = shards_.find(file_name);
-    if (shard == shards_.end()) shard = shards_.emplace(file_name, SafetensorsFile(folder / file_name)).first;
-    shard->second.at(name);  // throws Error if it is not there
-    shard_of_.emplace(name, &shard->second);
+    shard_of_.emplace(name, file_name);
   }
+  std::set<std::string> files;
+  for (const auto& [name, file] : shard_of_) files.insert(file);
+  for (const std::string& file : files) {
+    require(fs::exists(folder / file), "there is no '{}', which {} names", (folder / file).string(), where);
+  }
+}
+
+const SafetensorsFile& HfWeights::shard(const std::string& file_name) const {
+  auto found = shards_.find(file_name);
+  if (found == shards_.end()) found = shards_.emplace(file_name, SafetensorsFile(folder_ / file_name)).first;
+  return found->second;
 }
 
 std::vector<std::string> HfWeights::names() const {
   std::vector<std::string> names;
-  for (const auto& [name, shard] : shard_of_) names.push_back(name);
+  for (const auto& [name, file] : shard_of_) names.push_back(name);
   return names;
 }
 
 const SafetensorsEntry& HfWeights::at(const std::string& name) const {
   const auto found = shard_of_.find(name);
   require(found != shard_of_.end(), "'{}' has no tensor '{}'", folder_.string(), name);
-  return found->second->at(name);
+  return shard(found->second).at(name);
 }
 
 void HfWeights::read(const HfTensor& tensor, const FloatSink& sink) const {
@@ -247,8 +254,18 @@ void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor>
 }
 
 void read_hf_parameter(const HfWeights& weights, const std::string& name, const Shape& shape, std::int64_t num_layers,
-                       const FloatSink& sink) {
-  for (const HfTensor& tensor : hf_tensors(name, shape, num_layers)) weights.read(tensor, sink);
+                       std::int64_t begin, std::int64_t end, const PlacedSink& sink) {
+  std::int64_t at = 0;  // of the tensor in the parameter
+  for (const HfTensor& tensor : hf_tensors(name, shape, num_layers)) {
+    const std::int64_t next = at + tensor.num_elements();
+    if (at < end && begin < next) {
+      weights.read(tensor, [&](std::span<const float> numbers) {
+        sink(at, numbers);
+        at += static_cast<std::int64_t>(numbers.size());
+      });
+    }
+    at = next;
+  }
 }
 
 namespace {

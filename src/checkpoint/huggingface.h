@@ -35,8 +35,11 @@ std::vector<HfTensor> hf_tensors(const std::string& name, const Shape& shape, st
 /// Receives the numbers of a tensor in order, one chunk per call.
 using FloatSink = std::function<void(std::span<const float>)>;
 
-/// Reads a folder with model.safetensors.index.json and its shards, or with model.safetensors alone. Errors name the
-/// file.
+/// Receives numbers of a tensor from index `begin` of the flattened tensor on.
+using PlacedSink = std::function<void(std::int64_t begin, std::span<const float>)>;
+
+/// Reads a folder with model.safetensors.index.json and its shards, or with model.safetensors alone. A shard is mapped
+/// when a tensor of it is read. Errors name the file. One thread at a time may use it.
 class HfWeights {
  public:
   explicit HfWeights(const std::filesystem::path& folder);
@@ -50,11 +53,12 @@ class HfWeights {
   void read(const HfTensor& tensor, const FloatSink& sink) const;
 
  private:
+  const SafetensorsFile& shard(const std::string& file_name) const;
   const SafetensorsEntry& at(const std::string& name) const;
 
   std::filesystem::path folder_;
-  std::map<std::string, SafetensorsFile> shards_;
-  std::map<std::string, const SafetensorsFile*> shard_of_;
+  std::map<std::string, std::string> shard_of_;  // the file's name by the tensor's
+  mutable std::map<std::string, SafetensorsFile> shards_;
 };
 
 /// Throws Error unless `weights` has exactly the tensors that make up these parameters (and buffers). It accepts three
@@ -63,9 +67,10 @@ class HfWeights {
 /// DeepSeek-V3 so, too.
 void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor> parameters, std::int64_t num_layers);
 
-/// Reads the parameter `name` into `sink`, tensor by tensor.
+/// Passes numbers of the parameter `name` to `sink`, tensor by tensor. It reads only tensors that have some of the
+/// numbers [begin, end) of the flattened parameter: of all experts, only those that a rank has.
 void read_hf_parameter(const HfWeights& weights, const std::string& name, const Shape& shape, std::int64_t num_layers,
-                       const FloatSink& sink);
+                       std::int64_t begin, std::int64_t end, const PlacedSink& sink);
 
 struct HfWriteOptions {
   DType dtype = DType::kBFloat16;

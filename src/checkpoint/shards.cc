@@ -147,9 +147,10 @@ void AssembledTensor::read(const Piece& piece, float* target) const {
   });
 }
 
-ShardFiles::ShardFiles(const fs::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards)
+ShardFiles::ShardFiles(const fs::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards,
+                       std::int64_t begin, std::int64_t end)
     : folder_(folder), kind_(kind) {
-  for (std::int64_t shard = 0; shard < num_shards; ++shard) {
+  for (std::int64_t shard = begin; shard < end; ++shard) {
     paths_.push_back(folder / shard_file_name(kind, shard, num_shards));
     files_.emplace_back(paths_.back());
     require_id(files_.back(), paths_.back(), {step, shard, num_shards});
@@ -197,6 +198,35 @@ void ShardFiles::add(std::size_t file) {
   }
 }
 
+const ShardFiles::StoredPiece* ShardFiles::find(const std::string& name, const Piece& piece) const {
+  const auto stored = pieces_.find(name);
+  if (stored == pieces_.end()) return nullptr;
+  const auto found = std::ranges::find(stored->second, piece, &StoredPiece::piece);
+  return found == stored->second.end() ? nullptr : &*found;
+}
+
+bool ShardFiles::has(std::span<const TensorPiece> pieces) const {
+  return std::ranges::all_of(pieces,
+                             [&](const TensorPiece& wanted) { return find(wanted.name, wanted.piece) != nullptr; });
+}
+
+AssembledTensor ShardFiles::piece_at(const std::string& name, const Piece& piece) const {
+  const StoredPiece* stored = find(name, piece);
+  TESSERA_CHECK(stored != nullptr, "{}", name);
+  AssembledTensor tensor;
+  add_runs(*stored, tensor);
+  std::ranges::sort(tensor.runs_, {}, &AssembledTensor::Run::begin);
+  return tensor;
+}
+
+void ShardFiles::add_runs(const StoredPiece& stored, AssembledTensor& tensor) const {
+  const Piece& piece = stored.piece;
+  piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t local, std::int64_t global, std::int64_t count) {
+    const std::int64_t first = local - piece.begin;
+    tensor.runs_.push_back({global, count, stored.numbers.rows(first, first + count), &paths_[stored.file]});
+  });
+}
+
 AssembledTensor ShardFiles::at(const std::string& name, const Shape& shape) const {
   const auto found = pieces_.find(name);
   require(found != pieces_.end(), "'{}' has no tensor '{}' in its {} shards", folder_.string(), name, kind_);
@@ -205,12 +235,9 @@ AssembledTensor ShardFiles::at(const std::string& name, const Shape& shape) cons
     const Piece& piece = stored.piece;
     require(piece.slice.global == shape, "'{}', tensor '{}': the shape is {}, expected {}",
             paths_[stored.file].string(), name, piece.slice.global.to_string(), shape.to_string());
-    piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t local, std::int64_t global, std::int64_t count) {
-      const std::int64_t first = local - piece.begin;
-      tensor.runs_.push_back({global, count, stored.numbers.rows(first, first + count), &paths_[stored.file]});
-    });
+    add_runs(stored, tensor);
   }
-  std::sort(tensor.runs_.begin(), tensor.runs_.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  std::ranges::sort(tensor.runs_, {}, &AssembledTensor::Run::begin);
   std::int64_t end = 0;
   const fs::path* last_file = nullptr;
   const auto require_no_gap = [&](std::int64_t next) {

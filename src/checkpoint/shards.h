@@ -49,6 +49,7 @@ struct Piece {
 
   static Piece whole(const Shape& shape) { return {{.global = shape}, 0, shape.num_elements()}; }
   bool is_whole() const { return slice.parts == 1 && begin == 0 && end == slice.global.num_elements(); }
+  bool operator==(const Piece&) const = default;
 };
 
 struct TensorPiece {
@@ -83,12 +84,22 @@ class AssembledTensor {
   std::vector<Run> runs_;  // ascending, without gaps
 };
 
-/// Maps all shards of one kind of a checkpoint. Errors name the file and the tensor.
+/// Maps shards of one kind of a checkpoint: all, or a range of them. Errors name the file and the tensor.
 class ShardFiles {
  public:
   /// `folder` is a checkpoint of this step with `num_shards` shards. Throws Error if a shard is missing, belongs to
   /// another step, is not the one that its name says, or has impossible pieces.
-  ShardFiles(const std::filesystem::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards);
+  ShardFiles(const std::filesystem::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards)
+      : ShardFiles(folder, kind, step, num_shards, 0, num_shards) {}
+  /// Maps shards [begin, end).
+  ShardFiles(const std::filesystem::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards,
+             std::int64_t begin, std::int64_t end);
+
+  /// Returns whether one of the mapped shards has exactly these pieces. A run that goes on with the mesh that it was
+  /// saved with finds all of its own in one file.
+  bool has(std::span<const TensorPiece> pieces) const;
+  /// Returns the tensor of a piece that has() has found. Only the numbers of that piece may be read.
+  AssembledTensor piece_at(const std::string& name, const Piece& piece) const;
 
   std::size_t num_tensors() const { return pieces_.size(); }
   /// Returns a tensor. Throws Error if there is no such tensor, it has another shape, or its pieces leave gaps or
@@ -102,6 +113,9 @@ class ShardFiles {
     Tensor numbers;  // flattened
   };
   void add(std::size_t file);
+  /// Returns a stored piece with the same place, or null.
+  const StoredPiece* find(const std::string& name, const Piece& piece) const;
+  void add_runs(const StoredPiece& stored, AssembledTensor& tensor) const;
 
   std::filesystem::path folder_;
   std::string kind_;

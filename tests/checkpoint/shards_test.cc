@@ -91,6 +91,34 @@ TEST(Shards, AnyCutIsReadFromAnyOther) {
   }
 }
 
+// One file is enough for a rank whose pieces have not changed. Of other pieces it has none, even if they lie within.
+TEST(Shards, ARankFindsItsPiecesInItsOwnFile) {
+  const Shape shape({6, 8, 5});
+  const TemporaryFolder scratch;
+  const std::vector<Piece> pieces = pieces_of(shape, {.dim = 1, .blocks = 2, .parts = 2, .ranges = 5});
+  write_shards(scratch.path(), 3, pieces);
+  const auto num_shards = static_cast<std::int64_t>(pieces.size());
+  for (std::int64_t shard = 0; shard < num_shards; ++shard) {
+    if (shard > 0) fs::remove(scratch / shard_file_name("model", shard - 1, num_shards));
+    const ShardFiles own(scratch.path(), "model", 3, num_shards, shard, shard + 1);
+    const Piece& piece = pieces[static_cast<std::size_t>(shard)];
+    std::vector<float> numbers(static_cast<std::size_t>(piece.end - piece.begin));
+    TensorPiece wanted{"w", piece, view(numbers)};
+    ASSERT_TRUE(own.has(std::span(&wanted, 1)));
+    own.piece_at("w", piece).read(piece, numbers.data());
+    EXPECT_EQ(numbers, numbers_of(piece));
+    for (const Piece& other : pieces) {
+      wanted.piece = other;
+      EXPECT_EQ(own.has(std::span(&wanted, 1)), other == piece);
+    }
+    wanted.piece = piece;
+    --wanted.piece.end;
+    EXPECT_FALSE(own.has(std::span(&wanted, 1)));
+    wanted = {"v", piece, view(numbers)};
+    EXPECT_FALSE(own.has(std::span(&wanted, 1)));
+  }
+}
+
 TEST(Shards, OneRanksFileIsAPlainSafetensorsFile) {
   const TemporaryFolder scratch;
   write_shards(scratch.path(), 3, {Piece::whole({2, 3})});

@@ -189,13 +189,16 @@ std::optional<std::string> CheckpointReader::read_manifest(Stored& stored) {
   });
 }
 
-std::optional<std::string> CheckpointReader::open_files(Stored& stored) {
+std::optional<std::string> CheckpointReader::check_files(const Stored& stored) {
   return error_of([&] {
     run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
       const CheckpointManifest& manifest = stored.manifest;
       for (const std::string_view kind : kShardKinds) {
         if (kind == kOptimizerShards && !has_optimizer(manifest)) continue;
-        stored.shards.emplace_back(stored.path, kind, manifest.step, manifest.num_shards);
+        // The ranks together open every file once. Each maps what it loads later (load_numbers).
+        for (std::int64_t shard = ranks_.rank(); shard < manifest.num_shards; shard += ranks_.size()) {
+          static_cast<void>(ShardFiles(stored.path, kind, manifest.step, manifest.num_shards, shard, shard + 1));
+        }
       }
       verify_files(stored.path, manifest, {}, {.rank = ranks_.rank(), .size = ranks_.size()});
     });
@@ -208,7 +211,7 @@ void CheckpointReader::fail_damaged(std::int64_t step, const std::string& damage
   std::optional<std::int64_t> whole = newest_below(std::numeric_limits<std::int64_t>::max());
   for (; whole; whole = newest_below(*whole)) {
     Stored stored{.path = checkpoint_path(folder_, *whole)};
-    if (*whole != step && !read_manifest(stored) && !open_files(stored)) break;
+    if (*whole != step && !read_manifest(stored) && !check_files(stored)) break;
   }
   const std::string path = checkpoint_path(folder_, step).string();
   if (in_memory && (!whole || *in_memory > *whole)) {
@@ -235,6 +238,40 @@ void CheckpointReader::tell_what_was_passed_over(std::int64_t step, std::int64_t
                             passed_over));
 }
 
+void CheckpointReader::load_numbers(const Stored& stored) {
+  const ShardPieces pieces = shard_pieces(parameters_);
+  const CheckpointManifest& manifest = stored.manifest;
+  const ProcessGroup& model = parameters_.mesh().model;
+  std::size_t kind = 0, next = 0;  // the piece that is loaded next
+  std::optional<ShardFiles> files;
+  bool is_own = false;  // files are this rank's alone
+  const auto map = [&](std::int64_t begin, std::int64_t end) {
+    files.emplace(stored.path, kShardKinds[kind], manifest.step, manifest.num_shards, begin, end);
+  };
+  run_steps_together(ranks_.world(), "a checkpoint's numbers", [&] {
+    if (kind == kShardKinds.size() || (kShardKinds[kind] == kOptimizerShards && !has_optimizer(manifest))) return false;
+    if (!files) {
+      // On the mesh that it was saved with, a rank needs no other file than its own.
+      is_own = manifest.num_shards == model.size();
+      if (is_own) {
+        map(model.rank(), model.rank() + 1);
+        is_own = files->has(pieces[kind]);
+      }
+      if (!is_own) map(0, manifest.num_shards);
+    }
+    if (next < pieces[kind].size()) {
+      const auto& [name, piece, numbers] = pieces[kind][next++];
+      const AssembledTensor saved = is_own ? files->piece_at(name, piece) : files->at(name, piece.slice.global);
+      parameters_.fill(numbers, [&, &piece = piece](float* target) { saved.read(piece, target); });
+    } else {
+      ++kind;
+      next = 0;
+      files.reset();
+    }
+    return true;
+  });
+}
+
 std::optional<ResumedFrom> CheckpointReader::resume(data::Loader& loader, const Saver& saver,
                                                     std::optional<std::int64_t> in_memory) {
   const std::optional<std::int64_t> first = choose_step(saver);
@@ -257,7 +294,7 @@ std::optional<ResumedFrom> CheckpointReader::resume(data::Loader& loader, const 
           if (is_first_rank()) resumed.config = saved_config(stored.manifest);
         });
       });
-      damage = open_files(stored);
+      damage = check_files(stored);
     }
     if (!damage) break;
     if (!falls_back) fail_damaged(resumed.step, *damage, in_memory);
@@ -272,17 +309,11 @@ std::optional<ResumedFrom> CheckpointReader::resume(data::Loader& loader, const 
             folder_.string(), passed_over);
     resumed.step = *next;
   }
-  run_together(ranks_.world(), "a checkpoint's numbers", [&] {
+  run_together(ranks_.world(), "the place in the data", [&] {
     require_trainer_state(stored.path,
                           [&] { loader.restore(stored.manifest.state.at("loader").get<data::LoaderState>()); });
-    const ShardPieces pieces = shard_pieces(parameters_);
-    for (std::size_t kind = 0; kind < stored.shards.size(); ++kind) {
-      for (const auto& [name, piece, numbers] : pieces[kind]) {
-        const AssembledTensor saved = stored.shards[kind].at(name, piece.slice.global);
-        parameters_.fill(numbers, [&, &piece = piece](float* target) { saved.read(piece, target); });
-      }
-    }
   });
+  load_numbers(stored);
   tell_what_was_passed_over(resumed.step, *first, passed_over);
   if (is_first_rank()) spdlog::info("resumed from {}", stored.path.string());
   return resumed;
@@ -315,8 +346,8 @@ bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& par
               values[i].key, saved_values[i].value, values[i].value);
     }
     if (ranks.rank() == 0) warn_of_other_yarn(path, saved.config(), config);
-    saved.load(parameters, config.model.args);
   });
+  files->load(parameters, config.model.args, ranks.world());
   if (ranks.rank() == 0) spdlog::info("initial weights from {}", path.string());
   return true;
 }

@@ -45,15 +45,17 @@ class CheckpointReader {
   struct Stored {
     std::filesystem::path path;
     CheckpointManifest manifest = {};
-    std::vector<ShardFiles> shards = {};  // by kind
   };
   std::optional<std::int64_t> choose_step(const Saver& saver);
   /// Returns the step of the newest checkpoint's folder below `limit`.
   std::optional<std::int64_t> newest_below(std::int64_t limit);
   /// Reads the manifest. Returns what is wrong with it, or nullopt if nothing is.
   std::optional<std::string> read_manifest(Stored& stored);
-  /// Checks and maps the files. Returns what is wrong with them, or nullopt if nothing is.
-  std::optional<std::string> open_files(Stored& stored);
+  /// Checks the files, which the ranks share among themselves. Returns what is wrong with them, or nullopt if nothing
+  /// is.
+  std::optional<std::string> check_files(const Stored& stored);
+  /// Loads this rank's numbers.
+  void load_numbers(const Stored& stored);
   /// Throws Error, which names the damage and the newest other checkpoint, or copy in memory, that is intact.
   [[noreturn]] void fail_damaged(std::int64_t step, const std::string& damage, std::optional<std::int64_t> in_memory);
   /// Logs a framed warning about the checkpoints that were passed over, if there are any.

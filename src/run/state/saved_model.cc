@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "comm/together.h"
 #include "config/job_config.h"
 #include "data/load_tokenizer.h"
 #include "model/model.h"
@@ -65,7 +66,10 @@ SavedModel::SavedModel(const fs::path& path, const VerifyShare& share) : path_(p
 void SavedModel::read(const std::string& name, const Shape& shape, const FloatSink& sink) const {
   if (hf_ && !holds(config_.form, name))
     return sink(std::vector<float>(static_cast<std::size_t>(shape.num_elements())));
-  if (hf_) return read_hf_parameter(*hf_, name, shape, config_.model.n_layers, sink);
+  if (hf_) {
+    return read_hf_parameter(*hf_, name, shape, config_.model.n_layers, 0, shape.num_elements(),
+                             [&](std::int64_t, std::span<const float> numbers) { sink(numbers); });
+  }
   read(name, shape, 0, shape.num_elements(), sink);
 }
 
@@ -90,36 +94,61 @@ void SavedModel::require_same_tensors(std::span<const NamedTensor> tensors) cons
           checkpoint_->num_tensors(), tensors.size());
 }
 
-void SavedModel::load(Parameters& parameters, const ModelConfig& model) const {
-  require_same_tensors(tensor_names(Model(model, {.seq_len = 1}).parameters()));
-  load_tensors(parameters);
+void SavedModel::load(Parameters& parameters, const ModelConfig& model, ProcessGroup& group) const {
+  run_together(group, "the initial weights' names",
+               [&] { require_same_tensors(tensor_names(Model(model, {.seq_len = 1}).parameters())); });
+  std::size_t next = 0;
+  run_steps_together(group, "the initial weights", [&] {
+    if (next < parameters.size()) {
+      load_parameter(parameters, next);
+    } else if (next - parameters.size() < parameters.num_buffers()) {
+      load_buffer(parameters, next - parameters.size());
+    } else {
+      return false;
+    }
+    ++next;
+    return true;
+  });
 }
 
 void SavedModel::load_tensors(Parameters& parameters) const {
-  for (ParamId id = 0; id < parameters.size(); ++id) {
-    const std::string& name = parameters.spec(id).name;
-    const Shape& shape = parameters.spec(id).shape;
-    const Parameters::Range range = parameters.shard_range(id);
-    const Piece piece{.slice = parameters.slice(id), .begin = range.begin, .end = range.end};
-    if (checkpoint_ && !piece.is_whole()) {
-      if (range.begin < range.end) {
-        const AssembledTensor saved = checkpoint_->at(name, shape);
-        parameters.fill(parameters.master_shard(id), [&](float* target) { saved.read(piece, target); });
-      }
-      continue;
-    }
-    std::int64_t offset = 0;
-    read(name, shape, [&](std::span<const float> numbers) {
-      parameters.set(id, offset, numbers);
-      offset += static_cast<std::int64_t>(numbers.size());
+  for (ParamId id = 0; id < parameters.size(); ++id) load_parameter(parameters, id);
+  for (ParamId id = 0; id < parameters.num_buffers(); ++id) load_buffer(parameters, id);
+}
+
+void SavedModel::load_parameter(Parameters& parameters, ParamId id) const {
+  const std::string& name = parameters.spec(id).name;
+  const Shape& shape = parameters.spec(id).shape;
+  const Parameters::Range range = parameters.shard_range(id);
+  if (range.begin == range.end) return;
+  const Piece piece{.slice = parameters.slice(id), .begin = range.begin, .end = range.end};
+  if (hf_) {
+    std::int64_t first = shape.num_elements(), last = 0;  // of this rank's numbers in the whole
+    piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t, std::int64_t global, std::int64_t count) {
+      first = std::min(first, global);
+      last = std::max(last, global + count);
     });
+    return read_hf_parameter(
+        *hf_, name, shape, config_.model.n_layers, first, last,
+        [&](std::int64_t begin, std::span<const float> numbers) { parameters.set(id, begin, numbers); });
   }
-  for (ParamId id = 0; id < parameters.num_buffers(); ++id) {
-    parameters.fill(parameters.buffer(id), [&](float* target) {
-      read(parameters.buffer_spec(id).name, parameters.buffer_spec(id).shape,
-           [&](std::span<const float> numbers) { target = std::copy(numbers.begin(), numbers.end(), target); });
-    });
+  if (!piece.is_whole()) {
+    const AssembledTensor saved = checkpoint_->at(name, shape);
+    return parameters.fill(parameters.master_shard(id), [&](float* target) { saved.read(piece, target); });
   }
+  std::int64_t offset = 0;
+  read(name, shape, [&](std::span<const float> numbers) {
+    parameters.set(id, offset, numbers);
+    offset += static_cast<std::int64_t>(numbers.size());
+  });
+}
+
+void SavedModel::load_buffer(Parameters& parameters, ParamId id) const {
+  const ParamSpec& spec = parameters.buffer_spec(id);
+  parameters.fill(parameters.buffer(id), [&](float* target) {
+    read(spec.name, spec.shape,
+         [&](std::span<const float> numbers) { target = std::copy(numbers.begin(), numbers.end(), target); });
+  });
 }
 
 std::unique_ptr<data::Tokenizer> SavedModel::tokenizer() const {

@@ -31,7 +31,13 @@ class SavedModel {
   void require_same_tensors(std::span<const NamedTensor> tensors) const;
   /// Reads the weights and buffers of `parameters`: this rank's shards of `model`, or of a stage of it. If shards are
   /// not whole parameters, only the masters are set. Throws Error unless the folder has exactly the model's tensors.
-  void load(Parameters& parameters, const ModelConfig& model) const;
+  /// All ranks of `group` must call it together. No rank waits for another longer than that takes for one tensor.
+  void load(Parameters& parameters, const ModelConfig& model, ProcessGroup& group) const;
+  /// Does the same on one rank.
+  void load(Parameters& parameters, const ModelConfig& model) const {
+    ProcessGroup one;
+    load(parameters, model, one);
+  }
   /// Reads those of the model's tensors that `parameters` has. It does not check which other tensors the folder has.
   void load_tensors(Parameters& parameters) const;
   /// Passes the numbers of a parameter or a buffer to `sink` in order, one chunk per call.
@@ -44,6 +50,9 @@ class SavedModel {
   std::unique_ptr<data::Tokenizer> tokenizer() const;
 
  private:
+  void load_parameter(Parameters& parameters, ParamId id) const;
+  void load_buffer(Parameters& parameters, ParamId id) const;
+
   std::filesystem::path path_;
   HfConfig config_;
   std::int64_t step_ = 0;
