@@ -1,4 +1,5 @@
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -8,6 +9,7 @@
 #include "app/cli/on_ranks.h"
 #include "app/cli/option_checks.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/median.h"
 #include "ops/cpu/kernels.h"
 #include "ops/runtime/kernel_profile.h"
@@ -17,6 +19,7 @@
 #include "plan/step_comparison.h"
 #include "run/rank_setup.h"
 #include "run/record/metrics.h"
+#include "run/world_run.h"
 #include "step/training_step.h"
 #include "system/progress_bar.h"
 #include "tensor/parallel.h"
@@ -283,6 +286,77 @@ void add_calibrate_command(CLI::App& parent) {
   });
 }
 
+struct WorldOptions {
+  std::vector<int> ranks = {64, 256};
+  std::string json;
+};
+
+void print_world(const WorldRun& run) {
+  for (const WorldPhase& phase : run.phases) {
+    fmt::print("{:>6} {:>8} {:>10} {:>12} {:>10} {:>12} {:>9.2f}\n", run.num_ranks, phase.name, phase.host.messages,
+               phase.host.bytes, phase.tensors.messages, phase.tensors.bytes, phase.seconds);
+  }
+}
+
+nlohmann::ordered_json json_of(const WorldRun& run) {
+  nlohmann::ordered_json phases = nlohmann::ordered_json::array();
+  for (const WorldPhase& phase : run.phases) {
+    phases.push_back({{"phase", phase.name},
+                      {"host_messages", phase.host.messages},
+                      {"host_bytes", phase.host.bytes},
+                      {"tensor_messages", phase.tensors.messages},
+                      {"tensor_bytes", phase.tensors.bytes},
+                      {"seconds", phase.seconds}});
+  }
+  return {{"ranks", run.num_ranks},
+          {"phases", phases},
+          {"checkpoint_files", run.num_files},
+          {"manifest_bytes", run.manifest_bytes}};
+}
+
+/// Runs worlds from the smallest to the largest. Returns 1 if one grows too fast, else 0.
+int bench_world(WorldOptions options) {
+  std::ranges::sort(options.ranks);
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("tessera_world_{}", getpid());
+  spdlog::set_level(spdlog::level::warn);
+  fmt::print("{:>6} {:>8} {:>10} {:>12} {:>10} {:>12} {:>9}\n", "ranks", "phase", "messages", "bytes", "tensors",
+             "bytes", "s");
+  std::optional<WorldRun> before;
+  std::string lines;
+  int status = 0;
+  for (const int num_ranks : options.ranks) {
+    WorldRun run = run_world(num_ranks, folder / fmt::to_string(num_ranks));
+    std::filesystem::remove_all(folder);
+    print_world(run);
+    fmt::print("{:>6} a checkpoint has {} files, and a manifest of {} bytes\n", num_ranks, run.num_files,
+               run.manifest_bytes);
+    std::fflush(stdout);
+    lines += json_of(run).dump() + '\n';
+    if (before && before->num_ranks < num_ranks) {
+      for (const std::string& phase : phases_that_grow_too_fast(*before, run)) {
+        fmt::print("{}: messages per rank grow faster than the logarithm of the ranks, from {} to {}\n", phase,
+                   before->num_ranks, num_ranks);
+        status = 1;
+      }
+    }
+    before = std::move(run);
+  }
+  if (!options.json.empty()) write_whole_file(options.json, lines);
+  return status;
+}
+
+void add_world_command(CLI::App& parent, int& status) {
+  auto options = std::make_shared<WorldOptions>();
+  CLI::App* command = parent.add_subcommand("world", "Count what the ranks of a large world send");
+  command->add_option("--ranks", options->ranks, "Numbers of ranks, each a multiple of 8: 64,256")->delimiter(',');
+  command->add_option("--json", options->json, "Write the counts to this file too, a line of JSON per world");
+  command->footer(
+      "Ranks are threads of this process, with a tiny model and the trainer, groups and checkpoints of a real run.\n"
+      "Counts are of the busiest rank. \"tensors\" are what NCCL moves on GPUs. The exit status is 1 if the host's\n"
+      "messages per rank grow faster than the logarithm of the ranks.");
+  command->callback([options, &status] { status = bench_world(*options); });
+}
+
 void add_table_command(CLI::App& parent, GpuTable table, const std::string& name, const std::string& help) {
   auto options = std::make_shared<GpuTableOptions>();
   CLI::App* command = parent.add_subcommand(name, help);
@@ -297,6 +371,7 @@ void add_bench_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("bench", "Time training steps, and operators on a GPU");
   add_step_command(*command, status);
   add_calibrate_command(*command);
+  add_world_command(*command, status);
   add_table_command(*command, GpuTable::kGemm, "gemm", "Dense products on a GPU, in bfloat16 and in 8 bits");
   add_table_command(*command, GpuTable::kGrouped, "grouped", "Products of experts on a GPU, in bfloat16 and in 8 bits");
   add_table_command(*command, GpuTable::kAttention, "attention", "Multi-head latent attention on a GPU");
