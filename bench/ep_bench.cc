@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "base/stopwatch.h"
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 #include "ep/backends/make_dispatcher.h"
 #include "ep/dispatcher.h"
 #include "tensor/parallel.h"

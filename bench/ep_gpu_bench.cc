@@ -16,7 +16,7 @@
 #include <sstream>
 
 #include "comm/ranks.h"
-#include "comm/thread_transport.h"
+#include "comm/transport/thread_transport.h"
 #include "ep/backends/make_dispatcher.h"
 #include "ep/dispatcher.h"
 #include "ops/runtime/runtime.h"

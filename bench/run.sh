@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs all benchmarks: operators and generation (Google Benchmark), the training step against PyTorch and beside other
-# programs, several ranks, saving, tokenizing against the package `tokenizers`, and expert-parallel backends against
+# programs, several ranks, large worlds, saving, tokenizing against the package `tokenizers`, and expert-parallel backends against
 # each other; steps are predicted, then measured. Forecasts for GPUs are compared with what was measured there. If there
 # is a GPU, its operators and steps run against PyTorch.
 #   bench/run.sh BUILD_FOLDER
@@ -30,6 +30,7 @@ for forecast in gpu published; do  # these need a build with CUDA, and no GPU
   "$venv/bin/python" "bench/forecast_$forecast.py" --tessera "$build/src/app/tessera" || status=1
 done
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
+"$build/src/app/tessera" bench world --ranks 64,256 || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1
 scripts/fetch_corpus.sh data/corpus
 "$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python" || status=1

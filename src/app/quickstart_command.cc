@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/stopwatch.h"
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 #include "system/child_process.h"
 #include "system/shell_word.h"
 

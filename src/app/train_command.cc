@@ -20,7 +20,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 #include "run/trainer.h"
 
 namespace tessera {

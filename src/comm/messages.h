@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/progress.h"
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace tessera {
 

@@ -19,7 +19,7 @@
 #include <span>
 #include <string_view>
 
-#include "comm/gpu/gpu_group.h"
+#include "comm/gpu_group.h"
 #include "comm/progress.h"
 #include "tensor/step_record.h"
 #include "tensor/tensor.h"

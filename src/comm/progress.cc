@@ -10,11 +10,16 @@ namespace {
 
 using Clock = WaitClock::Clock;
 
-// The background thread need not poll often: a message of some hundred kilobytes takes about as long.
-constexpr std::chrono::microseconds kBackgroundPause{100};
-/// A waiting rank yields its core between two polls, and sleeps between them once it has waited for this long.
+// The background thread need not poll often: a message of some hundred kilobytes takes about as long. Where many ranks
+// share a core, it polls less often.
+constexpr std::chrono::microseconds kBackgroundPause{100}, kBackgroundPauseOfMany{2000};
+/// A waiting rank yields its core between two polls, and sleeps between them once it has waited for this long. Where
+/// many ranks share a core, it sleeps at once.
 constexpr std::chrono::milliseconds kSpin{2};
-constexpr std::chrono::microseconds kWaitingPause{50};
+constexpr int kManyRanksPerCore = 4;  // more than these are many
+/// A sleep lasts this part of the wait so far, within the two limits.
+constexpr int kPartOfWait = 16;
+constexpr std::chrono::microseconds kShortestPause{50}, kLongestPause{1000};
 constexpr std::chrono::milliseconds kBetweenChecksOfPeers{100};
 /// A wait polls many times in this period, so a longer gap means that this process did not run.
 constexpr std::chrono::seconds kLongestGap{1};
@@ -32,7 +37,11 @@ WaitClock::Clock::duration WaitClock::elapsed() {
   return now - begin_;
 }
 
-Progress::Progress(RankBoard* board, Seconds timeout) : board_(board), timeout_(timeout) {}
+Progress::Progress(RankBoard* board, Seconds timeout)
+    : board_(board),
+      many_share_cores_(board != nullptr &&
+                        board->num_ranks() > kManyRanksPerCore * static_cast<int>(std::thread::hardware_concurrency())),
+      timeout_(timeout) {}
 
 Progress::~Progress() {
   {
@@ -105,7 +114,7 @@ void Progress::wait(Operation& operation) {
 void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
   try {
     const Clock::time_point begin = Clock::now();
-    while (!done(*operation) && Clock::now() - begin < kTimeOfAbandoned) std::this_thread::sleep_for(kWaitingPause);
+    while (!done(*operation) && Clock::now() - begin < kTimeOfAbandoned) std::this_thread::sleep_for(kShortestPause);
   } catch (...) {  // NOLINT(bugprone-empty-catch): one failure is being told of already
   }
   const std::lock_guard lock(mutex_);
@@ -155,6 +164,7 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
   const Clock::time_point begin = Clock::now();
   Clock::time_point checked = begin;
   std::uint64_t seen = position ? position() : 0;
+  const Clock::duration spin = many_share_cores_ ? Clock::duration::zero() : Clock::duration(kSpin);
   if (board_ != nullptr) {
     board_->set_operation(name);
     board_->set_waiting();
@@ -162,10 +172,11 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
   }
   while (!poll()) {
     const Clock::time_point now = Clock::now();
-    if (now - begin < kSpin) {
+    if (now - begin < spin) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(kWaitingPause);
+      std::this_thread::sleep_for(
+          std::clamp<Clock::duration>((now - begin) / kPartOfWait, kShortestPause, kLongestPause));
     }
     if (now - checked < kBetweenChecksOfPeers) continue;
     checked = now;
@@ -255,7 +266,7 @@ void Progress::run_in_background() {
       continue;  // whoever waits for the operation gets the error
     }
     lock.unlock();
-    std::this_thread::sleep_for(kBackgroundPause);
+    std::this_thread::sleep_for(many_share_cores_ ? kBackgroundPauseOfMany : kBackgroundPause);
     lock.lock();
   }
 }

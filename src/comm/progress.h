@@ -18,12 +18,6 @@
 
 namespace tessera {
 
-/// Reports that another rank has died, or did not take part within the timeout.
-class RankFailure : public Error {
- public:
-  explicit RankFailure(const std::string& message) : Error(message, ExitStatus::kRankFailed) {}
-};
-
 /// Describes an operation that was started.
 class Operation {
  public:
@@ -155,6 +149,7 @@ class Progress {
   std::optional<RankFailure> failure_of_call();
 
   RankBoard* board_;
+  bool many_share_cores_;  // ranks
   FlightRecorder no_recorder_;
   Seconds timeout_;
   std::string timeout_key_ = "comm.init_timeout_seconds";

@@ -99,6 +99,11 @@ void RankBoard::set_stopped(std::int64_t from_ns, std::int64_t until_ns) {
 
 void RankBoard::set_end(int exit_status, std::string_view message) { tessera::set_end(*own_, exit_status, message); }
 
+int RankBoard::num_in_process() const {
+  return static_cast<int>(std::ranges::count_if(
+      entries_, [](const RankEntry* entry) { return entry->pid.load(std::memory_order_relaxed) == getpid(); }));
+}
+
 int RankBoard::first_rank() const { return entries_.front()->world_rank_plus_1.load() - 1; }
 
 bool RankBoard::take_report() {

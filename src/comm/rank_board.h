@@ -12,7 +12,7 @@
 
 #include "base/file.h"
 #include "comm/observe/rank_file.h"
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace tessera {
 
@@ -27,6 +27,8 @@ class RankBoard {
 
   /// Returns the number of ranks on this node.
   int num_ranks() const { return static_cast<int>(entries_.size()); }
+  /// Returns how many ranks of this node are threads of this process. Those that have not arrived yet do not count.
+  int num_in_process() const;
   /// Returns this rank's place among the node's ranks.
   int rank() const { return rank_; }
   /// Returns the rank in `world` of the node's first rank, or -1 if it has not arrived yet.

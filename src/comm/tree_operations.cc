@@ -6,6 +6,20 @@
 #include "base/error.h"
 
 namespace tessera {
+namespace {
+
+// Ranks of a tree are counted from its root. A rank's parent lacks the lowest bit of its number.
+int parent_of(int rank) { return rank & (rank - 1); }
+
+std::vector<int> children_of(int rank, int size) {
+  std::vector<int> children;
+  for (int distance = 1; rank + distance < size && (rank & distance) == 0; distance *= 2) {
+    children.push_back(rank + distance);
+  }
+  return children;
+}
+
+}  // namespace
 
 GatherInRounds::GatherInRounds(std::string name, Transport& transport, int tag, std::span<const std::byte> own)
     : Operation(std::move(name)),
@@ -43,47 +57,41 @@ std::span<const std::byte> GatherInRounds::part(int rank) const {
 
 TreeBroadcast::TreeBroadcast(std::string name, Transport& transport, int tag, int root, std::span<std::byte> data)
     : Operation(std::move(name)), transport_(transport), tag_(tag), root_(root), data_(data), messages_(transport) {
-  // Ranks are counted from the root. A rank's parent lacks the lowest bit of its number.
   const int size = transport.size(), rank = (transport.rank() - root + size) % size;
-  if (rank == 0) return;
-  const int parent = rank & (rank - 1);
-  messages_.receive(data.data(), data.size(), (parent + root) % size, tag);
+  if (rank > 0) messages_.receive(data.data(), data.size(), (parent_of(rank) + root) % size, tag);
 }
 
 bool TreeBroadcast::advance() {
   if (!messages_.test()) return false;
   if (!std::exchange(has_passed_on_, true)) {
     const int size = transport_.size(), rank = (transport_.rank() - root_ + size) % size;
-    for (int distance = 1; rank + distance < size && (rank & distance) == 0; distance *= 2) {
-      messages_.send(data_.data(), data_.size(), (rank + distance + root_) % size, tag_);
+    for (const int child : children_of(rank, size)) {
+      messages_.send(data_.data(), data_.size(), (child + root_) % size, tag_);
     }
   }
   return messages_.test();
 }
 
 TreeAllReduce::TreeAllReduce(std::string name, Transport& transport, int tag, std::span<double> x)
-    : Operation(std::move(name)), transport_(transport), tag_(tag), x_(x), received_(x.size()), messages_(transport) {}
+    : Operation(std::move(name)), transport_(transport), tag_(tag), x_(x), messages_(transport) {
+  const std::vector<int> children = children_of(transport.rank(), transport.size());
+  received_.resize(children.size() * x.size());
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    messages_.receive(reinterpret_cast<std::byte*>(&received_[i * x.size()]), x.size_bytes(), children[i], tag);
+  }
+}
 
 bool TreeAllReduce::advance() {
-  const int rank = transport_.rank(), size = transport_.size();
-  auto* const own = reinterpret_cast<std::byte*>(x_.data());
-  while (!broadcast_) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(x_);
+  if (!broadcast_) {
     if (!messages_.test()) return false;
-    if (std::exchange(is_receiving_, false)) {
-      for (std::size_t i = 0; i < x_.size(); ++i) x_[i] += received_[i];
-      distance_ *= 2;
+    if (!std::exchange(is_added_, true)) {
+      for (std::size_t i = 0; i < received_.size(); ++i) x_[i % x_.size()] += received_[i];
+      const int rank = transport_.rank();
+      if (rank > 0) messages_.send(bytes.data(), bytes.size(), parent_of(rank), tag_);
+      if (!messages_.test()) return false;
     }
-    if (is_sent_ || distance_ >= size) {
-      broadcast_ = std::make_unique<TreeBroadcast>(name(), transport_, tag_, 0, std::span(own, x_.size_bytes()));
-    } else if ((rank & distance_) != 0) {
-      is_sent_ = true;  // the sum of this rank and of those to its right
-      messages_.send(own, x_.size_bytes(), rank - distance_, tag_);
-    } else if (rank + distance_ < size) {
-      is_receiving_ = true;
-      messages_.receive(reinterpret_cast<std::byte*>(received_.data()), x_.size_bytes(), rank + distance_, tag_);
-    } else {
-      distance_ *= 2;
-    }
+    broadcast_ = std::make_unique<TreeBroadcast>(name(), transport_, tag_, 0, bytes);
   }
   return broadcast_->advance();
 }

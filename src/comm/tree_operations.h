@@ -52,7 +52,7 @@ class TreeBroadcast : public Operation {
 };
 
 /// Replaces x by the sum of all ranks' x: up a binomial tree to rank 0, and down again. Each inner rank adds the sums
-/// of its neighbours to the right to its own, so the order depends on the number of ranks only.
+/// of its children to its own, so the order depends on the number of ranks only.
 class TreeAllReduce : public Operation {
  public:
   TreeAllReduce(std::string name, Transport& transport, int tag, std::span<double> x);
@@ -66,9 +66,8 @@ class TreeAllReduce : public Operation {
   Transport& transport_;
   int tag_;
   std::span<double> x_;
-  std::vector<double> received_;
-  int distance_ = 1;  // to the rank whose sum comes next
-  bool is_receiving_ = false, is_sent_ = false;
+  std::vector<double> received_;  // the sums of this rank's children
+  bool is_added_ = false;
   Messages messages_;
   std::unique_ptr<TreeBroadcast> broadcast_;  // once this rank's sum has gone up
 };

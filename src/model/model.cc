@@ -316,7 +316,9 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
     end_unit(trunk_.unit(block));
     x_tD = out_tD;
   }
-  saved.d_tD = for_saved.allocate(shape);
+  // The backward does not read the output of a block.
+  const bool shares_output = saved.sends_output && !stage.modules.head && stage.num_blocks > 0;
+  saved.d_tD = shares_output ? x_tD : for_saved.allocate(shape);
   if (!stage.modules.head) {
     saved.out_tD = x_tD;
     return;

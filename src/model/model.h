@@ -65,6 +65,8 @@ struct StageSaved {
   /// The output's gradient, which the backward turns into the input's. The caller sets it, unless the stage has the
   /// head.
   Tensor d_tD;
+  /// Says that the output goes to another rank. Its memory then receives its gradient.
+  bool sends_output = false;
   std::vector<BlockSaved> blocks;  // those of MTP modules come last
   std::vector<MtpSaved> mtp;
   std::vector<Tensor> d_modules;  // gradients of their outputs

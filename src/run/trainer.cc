@@ -121,7 +121,7 @@ std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
   std::ranges::transform(kUses, own.begin(), [&](auto use) { return static_cast<double>(step_.memory_plan().*use); });
   own[kUses.size()] = static_cast<double>(checkpointer_.snapshot_bytes());
   own[kUses.size() + 1] = static_cast<double>(guard_.copies() != nullptr ? guard_.copies()->num_bytes() : 0);
-  own[kUses.size() + 2] = static_cast<double>(resident_bytes());
+  own[kUses.size() + 2] = static_cast<double>(resident_bytes()) / ranks_.num_in_process();
   const std::vector<double> all = ranks_.world().all_gather(own, "the ranks' memory");
   std::vector<RankMemory> ranks;
   for (auto next = all.begin(); next != all.end();) {

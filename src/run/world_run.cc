@@ -9,7 +9,8 @@
 #include "base/file.h"
 #include "base/stopwatch.h"
 #include "checkpoint/checkpoint.h"
-#include "comm/thread_transport.h"
+#include "comm/transport/counting_transport.h"
+#include "comm/transport/thread_transport.h"
 #include "data/prepare.h"
 #include "run/trainer.h"
 
@@ -56,14 +57,16 @@ train_timeout_seconds = 3600
 /// Groups whose messages come from the host on GPUs, too (Mesh).
 const std::set<std::string> kHostGroups = {"world", "dp_cp_tp", "model", "pp"};
 
-void add(const SentMessages::Count& count, SentMessages::Count& sum) {
+void add(const SentMessages::Count& count, WorldPhase::Sent& sum) {
   sum.messages += count.messages;
   sum.bytes += count.bytes;
+  sum.receivers += std::ssize(count.receivers);
 }
 
-void keep_larger(const SentMessages::Count& count, SentMessages::Count& most) {
-  most.messages = std::max(most.messages, count.messages);
-  most.bytes = std::max(most.bytes, count.bytes);
+void keep_larger(const WorldPhase::Sent& sent, WorldPhase::Sent& most) {
+  most.messages = std::max(most.messages, sent.messages);
+  most.bytes = std::max(most.bytes, sent.bytes);
+  most.receivers = std::max(most.receivers, sent.receivers);
 }
 
 /// Collects the phases of all ranks.
@@ -116,8 +119,9 @@ WorldRun run_world(int num_ranks, const fs::path& folder, const WrapTransport& w
     phases.restart_clock();
     run_rank_threads(num_ranks, [&](std::unique_ptr<Transport> transport) {
       SentMessages sent;
+      transport = std::make_unique<CountingTransport>(std::move(transport), sent);
       if (wrap) transport = wrap(std::move(transport));
-      Ranks ranks(std::make_unique<CountingTransport>(std::move(transport), sent), Progress::Seconds(3600.0));
+      Ranks ranks(std::move(transport), Progress::Seconds(3600.0));
       body(ranks, sent);
     });
   };
@@ -145,12 +149,13 @@ WorldRun run_world(int num_ranks, const fs::path& folder, const WrapTransport& w
 
 std::vector<std::string> phases_that_grow_too_fast(const WorldRun& smaller, const WorldRun& larger) {
   TESSERA_CHECK(smaller.num_ranks < larger.num_ranks && smaller.phases.size() == larger.phases.size());
-  const double allowed = std::log2(larger.num_ranks) / std::log2(smaller.num_ranks);
+  const double doublings = std::log2(larger.num_ranks) - std::log2(smaller.num_ranks);
   std::vector<std::string> result;
   for (std::size_t i = 0; i < smaller.phases.size(); ++i) {
-    const auto before = static_cast<double>(smaller.phases[i].host.messages);
-    const auto after = static_cast<double>(larger.phases[i].host.messages);
-    if (after > allowed * before) result.push_back(larger.phases[i].name);
+    const auto before = static_cast<double>(smaller.phases[i].host.receivers);
+    const auto after = static_cast<double>(larger.phases[i].host.receivers);
+    const double per_doubling = before / std::log2(smaller.num_ranks);
+    if (after - before > doublings * (per_doubling + 1.0)) result.push_back(larger.phases[i].name);
   }
   return result;
 }

@@ -9,18 +9,23 @@
 #include <string>
 #include <vector>
 
-#include "comm/counting_transport.h"
+#include "comm/transport/transport.h"
 
 namespace tessera {
 
 /// Describes what the busiest rank did in one phase.
 struct WorldPhase {
+  /// Counts what a rank sends, and to how many ranks, over all its groups.
+  struct Sent {
+    std::int64_t messages = 0, bytes = 0, receivers = 0;
+  };
   std::string name;      // "start", "step", "save" or "resume"
   double seconds = 0.0;  // of rank 0
-  /// What the host sends between ranks, on GPUs, too: agreements, losses and loads.
-  SentMessages::Count host;
+  /// What the host sends between ranks, on GPUs, too: agreements, losses and loads. Ranks that wait for each other vote
+  /// ten times a second, so the number of messages depends on the time. That of receivers does not.
+  Sent host;
   /// What NCCL moves on GPUs: weights, gradients and tokens. On CPUs each rank sends to each other rank of its group.
-  SentMessages::Count tensors;
+  Sent tensors;
 };
 
 struct WorldRun {
@@ -30,14 +35,14 @@ struct WorldRun {
   std::uintmax_t manifest_bytes = 0;  // of its manifest
 };
 
-/// Wraps the transport of every rank.
+/// Wraps the transport of every rank. What it sends is counted.
 using WrapTransport = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
 /// Starts a run of num_ranks ranks (a multiple of 8), takes one step, saves, and resumes. `folder` must be empty.
 WorldRun run_world(int num_ranks, const std::filesystem::path& folder, const WrapTransport& wrap = {});
 
-/// Returns the phases in which a rank of the larger world sends more than logarithmic growth allows: more messages per
-/// doubling than from a world of one rank to the smaller world.
+/// Returns the phases in which the number of ranks to which a rank sends grows faster than the logarithm of the world:
+/// by more per doubling than it did up to the smaller world, and by more than one group's tree or rounds add.
 std::vector<std::string> phases_that_grow_too_fast(const WorldRun& smaller, const WorldRun& larger);
 
 }  // namespace tessera

@@ -87,6 +87,12 @@ bool Executor::splits_backward() const {
   return false;
 }
 
+StageSaved Executor::make_saved(const LocalStage& stage) const {
+  StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
+  saved.sends_output = stage.stage + 1 < schedule_.num_stages() && !is_local(stage.stage + 1);
+  return saved;
+}
+
 Tensor Executor::boundary(Arena& arena, const Batch& batch) const {
   if (!is_pipeline()) return {};
   return arena.allocate({batch.num_tokens() / mesh_.degrees.tp, model_.config().dim}, model_.options().compute);
@@ -100,7 +106,7 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
                          Arena& deferred) {
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
   const ArenaScope scope(*op.arena);
-  StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
+  StageSaved saved = make_saved(stage);
   if (is_pipeline()) saved.arena = &arena;
   if (saved.deferred) saved.deferred->set_arena(&deferred);
   if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(arena, batch);
@@ -144,7 +150,7 @@ void Executor::allocate() {
   for (LocalStage& stage : stages_) {
     for (std::size_t i = 0; i < stage.num_slots; ++i) {
       auto slot = std::make_unique<Slot>();
-      slot->saved = model_.make_saved(index_of(stage), splits_backward());
+      slot->saved = make_saved(stage);
       if (is_pipeline()) {
         slot->arena = Arena(stage.slot_bytes, model_.options().device);
         slot->saved.arena = &slot->arena;
@@ -218,6 +224,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
         slot->sent_output = mesh_.pp.send(saved.out_tD, rank_of(pass.stage + 1),
                                           tag_of(pass.stage + 1, Direction::kForward), "activations");
         // The receive is posted early, so that the next stage's send never waits for this rank to reach its backward.
+        // It shares the output's memory: the gradient is sent only after the output has arrived.
         slot->gradient = mesh_.pp.receive(saved.d_tD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
                                           "gradients");
       }

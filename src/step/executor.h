@@ -73,6 +73,7 @@ class Executor {
   Slot* slot_of(LocalStage& stage, int micro_batch);
   /// Takes a free slot for a micro-batch. Returns null if there is none.
   Slot* take_free_slot(LocalStage& stage, int micro_batch);
+  StageSaved make_saved(const LocalStage& stage) const;
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
   /// Runs all passes of a micro-batch in one stage. What its forward keeps goes to `arena`, or to op's arena without a

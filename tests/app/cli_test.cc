@@ -117,7 +117,7 @@ TEST_F(Cli, BenchTimesSteps) {
     EXPECT_EQ(finished.status, 2) << finished.output;
     EXPECT_THAT(finished.output, HasSubstr(part));
   };
-  const std::string subcommands = "step, calibrate, gemm, grouped, attention, quantize, operators";
+  const std::string subcommands = "step, calibrate, world, gemm, grouped, attention, quantize, operators";
   refused({"bench"}, subcommands);
   refused({"bench", "configs/debugmodel.toml"}, subcommands);
   refused({"bench", "step", "--training.stepz=3"}, "training.steps");

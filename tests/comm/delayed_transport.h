@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/forwarding_transport.h"
+#include "comm/transport/forwarding_transport.h"
 #include "tensor/philox.h"
 
 namespace tessera::comm_test {

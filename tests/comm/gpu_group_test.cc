@@ -1,6 +1,6 @@
 // Compares collectives on tensors in GPU memory with their definitions. They run on 2 GPUs and on all GPUs, by
 // themselves and as parts of a CUDA graph.
-#include "comm/gpu/gpu_group.h"
+#include "comm/gpu_group.h"
 
 #include <gmock/gmock.h>
 

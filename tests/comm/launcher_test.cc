@@ -1,4 +1,4 @@
-// Tests how a process recognises that it is a rank: by variables that launchers set (comm/mpi_transport.h).
+// Tests how a process recognises that it is a rank: by variables that launchers set (comm/transport/mpi_transport.h).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 
 namespace tessera {
 namespace {

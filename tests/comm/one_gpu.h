@@ -5,7 +5,7 @@
 #include <memory>
 #include <thread>
 
-#include "comm/forwarding_transport.h"
+#include "comm/transport/forwarding_transport.h"
 #include "tensor/arena.h"
 
 namespace tessera::comm_test {

@@ -3,9 +3,9 @@
 
 #include <functional>
 
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 #include "comm/ranks.h"
-#include "comm/thread_transport.h"
+#include "comm/transport/thread_transport.h"
 
 namespace tessera::comm_test {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <set>
 
-#include "comm/counting_transport.h"
+#include "comm/transport/counting_transport.h"
 #include "step/training_step.h"
 #include "tests/comm/ranks.h"
 #include "tests/step/small_model.h"
@@ -104,11 +104,13 @@ class Formulas {
       total += shard;
       std::int64_t gathers = micro_batches_;
       if (unit != embedding_ && unit != head_) {
-        gathers = 2 * micro_batches_;                           // for the forward and for the backward
-        if (unit == layers_.back()) gathers -= micro_batches_;  // the last layer's are still there for the backward
-        // The first layer's are still there for the next forward. So are the second layer's, unless the embedding's
-        // take their place. A large embedding has a slot of its own.
-        const bool embedding_takes_a_slot = mesh_.shard_of_cut.size() > 1 && model_.vocab_size < kLargeVocabulary;
+        gathers = 2 * micro_batches_;  // for the forward and for the backward
+        // The last layer's are still there for the backward, and the first layer's for the next forward. So are those
+        // of the layers next to them, unless the head's or the embedding's take their place. If these are large, they
+        // have a slot of their own.
+        const bool is_large = model_.vocab_size >= kLargeVocabulary;
+        const bool embedding_takes_a_slot = mesh_.shard_of_cut.size() > 1 && !is_large;
+        if (unit == layers_.back() || (unit == *(layers_.end() - 2) && is_large)) gathers -= micro_batches_;
         if (unit == layers_[0] || (unit == layers_[1] && !embedding_takes_a_slot)) gathers -= micro_batches_ - 1;
       }
       if (keeps) gathers = 1;

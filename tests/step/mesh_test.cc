@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"fsdp2_never_mxfp8", 2, {}, 1, kNever + kMxfp8}, MeshCase{"fsdp4", 4, {}, 2},
         MeshCase{"fsdp8", 8, {}, 1, kBalance}, MeshCase{"replicate2", 2, {.dp_replicate = 2}, 2},
         MeshCase{"hsdp", 4, {.dp_replicate = 2}, 2}, MeshCase{"fsdp2_mtp", 2, {}, 2, kMtp},
-        MeshCase{"fsdp2_mtp_vocabulary", 2, {}, 2, kMtp + Overrides{"--model.args.vocab_size=2048"}},
+        MeshCase{"fsdp2_mtp_vocabulary", 2, {}, 2, kMtp + kLargeVocabulary},
         MeshCase{"fsdp3_of_4_never", 4, {}, 1, kNever}, MeshCase{"hsdp_full", 8, {.dp_replicate = 4}, 1, kFull},
         MeshCase{"tp2", 2, {.tp = 2}}, MeshCase{"tp4_balance", 4, {.tp = 4}, 2, kBalance},
         MeshCase{"tp2_queries", 2, {.tp = 2}, 1, kQueries}, MeshCase{"tp2_mtp", 2, {.tp = 2}, 1, kMtp},

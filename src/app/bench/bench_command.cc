@@ -293,8 +293,9 @@ struct WorldOptions {
 
 void print_world(const WorldRun& run) {
   for (const WorldPhase& phase : run.phases) {
-    fmt::print("{:>6} {:>8} {:>10} {:>12} {:>10} {:>12} {:>9.2f}\n", run.num_ranks, phase.name, phase.host.messages,
-               phase.host.bytes, phase.tensors.messages, phase.tensors.bytes, phase.seconds);
+    fmt::print("{:>6} {:>8} {:>10} {:>10} {:>12} {:>10} {:>12} {:>9.2f}\n", run.num_ranks, phase.name,
+               phase.host.receivers, phase.host.messages, phase.host.bytes, phase.tensors.messages, phase.tensors.bytes,
+               phase.seconds);
   }
 }
 
@@ -302,6 +303,7 @@ nlohmann::ordered_json json_of(const WorldRun& run) {
   nlohmann::ordered_json phases = nlohmann::ordered_json::array();
   for (const WorldPhase& phase : run.phases) {
     phases.push_back({{"phase", phase.name},
+                      {"host_receivers", phase.host.receivers},
                       {"host_messages", phase.host.messages},
                       {"host_bytes", phase.host.bytes},
                       {"tensor_messages", phase.tensors.messages},
@@ -319,8 +321,8 @@ int bench_world(WorldOptions options) {
   std::ranges::sort(options.ranks);
   const auto folder = std::filesystem::temp_directory_path() / fmt::format("tessera_world_{}", getpid());
   spdlog::set_level(spdlog::level::warn);
-  fmt::print("{:>6} {:>8} {:>10} {:>12} {:>10} {:>12} {:>9}\n", "ranks", "phase", "messages", "bytes", "tensors",
-             "bytes", "s");
+  fmt::print("{:>6} {:>8} {:>10} {:>10} {:>12} {:>10} {:>12} {:>9}\n", "ranks", "phase", "receivers", "messages",
+             "bytes", "tensors", "bytes", "s");
   std::optional<WorldRun> before;
   std::string lines;
   int status = 0;
@@ -334,7 +336,7 @@ int bench_world(WorldOptions options) {
     lines += json_of(run).dump() + '\n';
     if (before && before->num_ranks < num_ranks) {
       for (const std::string& phase : phases_that_grow_too_fast(*before, run)) {
-        fmt::print("{}: messages per rank grow faster than the logarithm of the ranks, from {} to {}\n", phase,
+        fmt::print("{}: a rank's receivers grow faster than the logarithm of the ranks, from {} to {}\n", phase,
                    before->num_ranks, num_ranks);
         status = 1;
       }
@@ -352,8 +354,8 @@ void add_world_command(CLI::App& parent, int& status) {
   command->add_option("--json", options->json, "Write the counts to this file too, a line of JSON per world");
   command->footer(
       "Ranks are threads of this process, with a tiny model and the trainer, groups and checkpoints of a real run.\n"
-      "Counts are of the busiest rank. \"tensors\" are what NCCL moves on GPUs. The exit status is 1 if the host's\n"
-      "messages per rank grow faster than the logarithm of the ranks.");
+      "Counts are of the busiest rank: to how many ranks it sends, and how much. \"tensors\" are what NCCL moves on\n"
+      "GPUs. The exit status is 1 if receivers grow faster than the logarithm of the ranks.");
   command->callback([options, &status] { status = bench_world(*options); });
 }
 

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 #include "system/host_name.h"
 
 namespace tessera {

@@ -238,7 +238,7 @@ std::vector<StepPart> parts_of_step(const RunForecast& forecast, const Cluster& 
   const double host = passes - products - memory - transfers;  // with the waits for the host
   const double at_peak = forecast.executed_flop / cluster.peak_flop_per_second;
   std::vector<StepPart> parts = {{"at the peak", at_peak},
-                                 {"products and attention, below it", products - at_peak},
+                                 {"compute below it", products - at_peak},
                                  {"memory operators", memory},
                                  {"transfers", transfers},
                                  {"host", host},

@@ -283,7 +283,7 @@ TEST_F(RankFiles, ARankThatStaysAwayIsTheCulprit) {
   EXPECT_THAT(culprit.ranks, ::testing::ElementsAre(3));
   EXPECT_EQ(culprit.sure, Certainty::kCertain);
   EXPECT_THAT(culprit.reason, HasSubstr("rank 3 waits for nobody"));
-  EXPECT_THAT(culprit.reason, HasSubstr("wait for it in all-gather"));
+  EXPECT_THAT(culprit.reason, HasSubstr("wait for it in all-reduce"));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "run/trainer.h"
-#include "comm/forwarding_transport.h"
+#include "comm/transport/forwarding_transport.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"

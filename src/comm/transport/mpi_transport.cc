@@ -1,4 +1,4 @@
-#include "comm/mpi_transport.h"
+#include "comm/transport/mpi_transport.h"
 
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
@@ -12,7 +12,6 @@
 #include <exception>
 #include <vector>
 
-#include "comm/progress.h"
 #include "tensor/arena.h"
 
 namespace tessera {

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "comm/progress.h"
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 #include "device/cuda.h"
 #include "tensor/tensor.h"
 

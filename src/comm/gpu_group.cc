@@ -1,4 +1,4 @@
-#include "comm/gpu/gpu_group.h"
+#include "comm/gpu_group.h"
 
 #include <cuda_runtime.h>
 
@@ -9,8 +9,8 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/gpu/gpu_group_kernels.h"
-#include "comm/gpu/nccl_library.h"
+#include "comm/gpu_group_kernels.h"
+#include "comm/nccl_library.h"
 #include "device/cuda_check.h"
 #include "system/optional_library.h"
 #include "tensor/arena.h"

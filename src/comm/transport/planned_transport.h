@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace tessera {
 

@@ -10,7 +10,15 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace tessera {
+
+/// Reports that another rank has died, or did not take part within the timeout.
+class RankFailure : public Error {
+ public:
+  explicit RankFailure(const std::string& message) : Error(message, ExitStatus::kRankFailed) {}
+};
 
 /// Describes a send or receive that was started.
 class Request {

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace tessera {
 

@@ -4,10 +4,11 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
-#include "comm/forwarding_transport.h"
+#include "comm/transport/forwarding_transport.h"
 
 namespace tessera {
 
@@ -16,11 +17,13 @@ class SentMessages {
  public:
   struct Count {
     std::int64_t messages = 0, bytes = 0;
+    std::set<int> receivers;  // ranks of the group
   };
 
-  void add(const std::string& axis, std::size_t num_bytes) {
+  void add(const std::string& axis, std::size_t num_bytes, int to) {
     const std::lock_guard lock(mutex_);
     Count& count = counts_[axis];
+    count.receivers.insert(to);
     ++count.messages;
     count.bytes += static_cast<std::int64_t>(num_bytes);
   }
@@ -47,7 +50,7 @@ class CountingTransport : public ForwardingTransport {
       : ForwardingTransport(std::move(transport)), sent_(sent), axis_(std::move(axis)) {}
 
   std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
-    sent_.add(axis_, num_bytes);
+    sent_.add(axis_, num_bytes, to);
     return transport().send(data, num_bytes, to, tag);
   }
   std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {

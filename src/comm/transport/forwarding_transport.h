@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace tessera {
 

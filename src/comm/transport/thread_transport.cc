@@ -1,4 +1,4 @@
-#include "comm/thread_transport.h"
+#include "comm/transport/thread_transport.h"
 
 #include <algorithm>
 #include <atomic>

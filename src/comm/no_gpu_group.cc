@@ -1,5 +1,5 @@
 #include "base/error.h"
-#include "comm/gpu/gpu_group.h"
+#include "comm/gpu_group.h"
 
 // Defines GpuGroup for a build without CUDA. All that needs a GPU throws Error.
 namespace tessera::cuda {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "comm/gpu/gpu_group_kernels.h"
-#include "comm/gpu/nccl_library.h"
+#include "comm/gpu_group_kernels.h"
+#include "comm/nccl_library.h"
 #include "device/cuda_check.h"
 
 namespace tessera::cuda {
