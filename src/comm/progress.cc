@@ -28,6 +28,12 @@ constexpr std::chrono::seconds kLongestGap{1};
 constexpr std::chrono::milliseconds kTimeOfAbandoned{500};
 constexpr std::size_t kMostRanksToName = 8;
 
+/// Returns whether many of the node's ranks share each core.
+bool many_share_cores(const RankBoard* board) {
+  static const int num_cores = static_cast<int>(std::thread::hardware_concurrency());
+  return board != nullptr && board->num_ranks() > kManyRanksPerCore * num_cores;
+}
+
 }  // namespace
 
 WaitClock::Clock::duration WaitClock::elapsed() {
@@ -37,11 +43,7 @@ WaitClock::Clock::duration WaitClock::elapsed() {
   return now - begin_;
 }
 
-Progress::Progress(RankBoard* board, Seconds timeout)
-    : board_(board),
-      many_share_cores_(board != nullptr &&
-                        board->num_ranks() > kManyRanksPerCore * static_cast<int>(std::thread::hardware_concurrency())),
-      timeout_(timeout) {}
+Progress::Progress(RankBoard* board, Seconds timeout) : board_(board), timeout_(timeout) {}
 
 Progress::~Progress() {
   {
@@ -164,7 +166,7 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
   const Clock::time_point begin = Clock::now();
   Clock::time_point checked = begin;
   std::uint64_t seen = position ? position() : 0;
-  const Clock::duration spin = many_share_cores_ ? Clock::duration::zero() : Clock::duration(kSpin);
+  const Clock::duration spin = many_share_cores(board_) ? Clock::duration::zero() : Clock::duration(kSpin);
   if (board_ != nullptr) {
     board_->set_operation(name);
     board_->set_waiting();
@@ -266,7 +268,7 @@ void Progress::run_in_background() {
       continue;  // whoever waits for the operation gets the error
     }
     lock.unlock();
-    std::this_thread::sleep_for(many_share_cores_ ? kBackgroundPauseOfMany : kBackgroundPause);
+    std::this_thread::sleep_for(many_share_cores(board_) ? kBackgroundPauseOfMany : kBackgroundPause);
     lock.lock();
   }
 }

@@ -149,7 +149,6 @@ class Progress {
   std::optional<RankFailure> failure_of_call();
 
   RankBoard* board_;
-  bool many_share_cores_;  // ranks
   FlightRecorder no_recorder_;
   Seconds timeout_;
   std::string timeout_key_ = "comm.init_timeout_seconds";

@@ -129,6 +129,15 @@ INSTANTIATE_TEST_SUITE_P(
                  4,
                  Overrides{"--parallelism.pipeline_parallel_reduce_gradients=micro_batch",
                            "--parallelism.fsdp_reshard_after_forward=always"}},
+        // The layout of TorchTitan's runs of 671B, scaled down: experts over two domains, gradients summed per
+        // micro-batch.
+        MeshCase{"pp2_fsdp4_tp2_ep4_of_2x2_full_micro_batch_direct",
+                 16,
+                 {.tp = 2, .pp = 2, .ep = 4, .ep_domain = 2},
+                 4,
+                 kDirect + kFull +
+                     Overrides{"--parallelism.pipeline_parallel_reduce_gradients=micro_batch",
+                               "--training.global_batch_size=16"}},
         MeshCase{"hsdp_pp2_ep2_dualpipev_direct",
                  8,
                  {.dp_replicate = 2, .pp = 2, .ep = 2},

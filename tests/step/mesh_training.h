@@ -226,7 +226,8 @@ inline Overrides schedule(const std::string& name) { return {"--parallelism.pipe
 inline const Overrides kMtp = {"--model.args.num_mtp_modules=1"};
 /// The embedding and the head are larger than any layer.
 inline const Overrides kLargeVocabulary = {"--model.args.vocab_size=640", "--model.args.num_experts=4",
-                                           "--model.args.top_k=2", "--model.args.moe_inter_dim=8"};
+                                           "--model.args.top_k=2", "--model.args.moe_inter_dim=8",
+                                           "--optimizer.lr=4e-3"};
 inline const Overrides kBalance = {"--model.args.seq_balance_loss_coeff=0.01", "--model.args.score_func=sigmoid",
                                    "--model.args.route_norm=true"};
 inline const Overrides kNever = {"--parallelism.fsdp_reshard_after_forward=never"};
