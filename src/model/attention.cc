@@ -242,9 +242,10 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
     allocate_core_inputs(context, saved);
     compute_core_inputs(context.for_recomputation(), saved, Reader::kBoth);
   }
-  const Tensor d_q = context.allocate(saved.q.shape());
-  const Tensor d_kv = context.allocate(saved.kv.shape());
-  const Tensor d_kv_a_tC = context.allocate(saved.kv_a_tC.shape());
+  const LinearSite& queries = compressed_ ? compressed_->wq_b : *wq_;
+  const Tensor d_q = queries.for_wgrad(context).allocate(saved.q.shape());
+  const Tensor d_kv = wkv_b_.for_wgrad(context).allocate(saved.kv.shape());
+  const Tensor d_kv_a_tC = wkv_a_.for_wgrad(context).allocate(saved.kv_a_tC.shape());
   const Tensor d_latent_part_tC = d_kv_a_tC.columns(0, latent);
   const Tensor d_k_rope_t = d_kv_a_tC.columns(latent, d_kv_a_tC.dim(1));
   {
@@ -270,7 +271,7 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
     return;
   }
   const Tensor d_latent_tC = context.allocate(saved.q_a_tC.shape());
-  const Tensor d_q_a_tC = context.allocate(saved.q_a_tC.shape());
+  const Tensor d_q_a_tC = compressed_->wq_a.for_wgrad(context).allocate(saved.q_a_tC.shape());
   compressed_->wq_b.backward(context, d_q, saved.q_latent_TC, d_latent_tC);
   compressed_->norm.backward(context, d_latent_tC, saved.q_a_tC, saved.q_rstd_t, d_q_a_tC);
   compressed_->wq_a.backward(context, d_q_a_tC, y_tD, d_y_tD, Write::kAccumulate);

@@ -125,7 +125,7 @@ void Block::backward_from_saved(const LayerContext& context, const BlockSaved& s
   const auto norm_output = [&](const OperandForms& forms, const GemmOperand& saved_y, const Tensor& x_tD,
                                const RmsNorm& norm, const Tensor& rstd_t) {
     if (context.recompute != Recompute::kSelective) return saved_y;
-    const GemmOperand y_tD = allocate_operand(context, x_tD.shape(), forms);
+    const GemmOperand y_tD = allocate_operand(for_deferred(context), x_tD.shape(), forms);
     norm.forward(context, x_tD, y_tD, rstd_t);
     return y_tD;
   };

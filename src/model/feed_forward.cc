@@ -56,11 +56,12 @@ FeedForward::Gradients FeedForward::backward_inputs(const LayerContext& context,
   TESSERA_DIMS(h_T2I, d_out_tD, d_x_tD);
   const TraceScope trace(context.op.trace, "feed_forward.backward_inputs");
   const GemmOperand d_out_TD = w2_.gradient(context, d_out_tD);
-  const Tensor d_a_TI = context.allocate({h_T2I.dim(0), inter_dim_});
+  const Tensor d_a_TI = w2_.for_wgrad(context).allocate({h_T2I.dim(0), inter_dim_});
   w2_.dgrad(context, d_out_TD, d_a_TI);
   // In plain form, d_h overwrites h, and the activations overwrite d_a.
   const GemmOperand d_h_T2I = allocate_operand(context, h_T2I.shape(), w13_.gradient_forms(context), h_T2I);
-  const GemmOperand a_TI = allocate_operand(context, d_a_TI.shape(), w2_.input_forms(context).wgrad, d_a_TI);
+  const GemmOperand a_TI =
+      allocate_operand(for_deferred(context), d_a_TI.shape(), w2_.input_forms(context).wgrad, d_a_TI);
   swiglu_backward(context.op, d_a_TI, h_T2I, d_h_T2I, a_TI);
   w13_.dgrad(context, d_h_T2I, d_x_tD);
   return {.d_out_TD = d_out_TD, .a_TI = a_TI, .d_h_T2I = d_h_T2I};

@@ -73,6 +73,10 @@ OperandForms GemmSite::gradient_forms(const LayerContext& context) const {
           .format = precision.activation};
 }
 
+LayerContext GemmSite::for_wgrad(const LayerContext& context) const {
+  return is_high(context.precision(id_).wgrad) ? for_deferred(context) : context;
+}
+
 std::int64_t GemmSite::row_alignment(const QuantizedWeights& quantized) const {
   const SitePrecision& precision = quantized.precision(id_);
   return is_high(precision.wgrad) ? 1 : precision.activation.along;
@@ -241,32 +245,52 @@ void GroupedSite::wgrad(const LayerContext& context, const GemmOperand& d_y, con
   multiply_wgrad(context, d_y, x, offsets_E1);
 }
 
+Tensor DeferredWgrads::keep(const LayerContext& context, const Tensor& tensor) const {
+  if (!tensor.defined() || context.saved_arena->contains(tensor) || arena_->contains(tensor)) return tensor;
+  const Tensor copied = arena_->allocate(tensor.shape(), tensor.dtype());
+  copy(context.op, tensor, copied);
+  return copied;
+}
+
+GemmOperand DeferredWgrads::keep(const LayerContext& context, const GemmSite& site, const GemmOperand& operand) const {
+  GemmOperand result;
+  if (is_high(context.precision(site.id()).wgrad)) {
+    result.plain = keep(context, operand.plain);
+  } else {
+    result.columns = {keep(context, operand.columns.elements), keep(context, operand.columns.scales),
+                      operand.columns.format};
+  }
+  return result;
+}
+
+void DeferredWgrads::push(Wgrad wgrad) {
+  TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients deferred", wgrads_.size());
+  wgrads_.push_back(std::move(wgrad));
+}
+
 void DeferredWgrads::add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y,
                          const GemmOperand& x, const Tensor& offsets_E1) {
-  TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients deferred", wgrads_.size());
-  const auto keep_tensor = [&](const Tensor& tensor) {
-    if (context.saved_arena->contains(tensor)) return tensor;
-    const Tensor copied = arena_->allocate(tensor.shape(), tensor.dtype());
-    copy(context.op, tensor, copied);
-    return copied;
-  };
-  const bool reads_plain = is_high(context.precision(site.id()).wgrad);
-  // Of all forms, the one that the product reads.
-  const auto keep = [&](const GemmOperand& operand) {
-    GemmOperand result;
-    if (reads_plain) {
-      result.plain = keep_tensor(operand.plain);
-    } else {
-      result.columns = {keep_tensor(operand.columns.elements), keep_tensor(operand.columns.scales),
-                        operand.columns.format};
-    }
-    return result;
-  };
-  wgrads_.push_back({&site, keep(d_y), keep(x), offsets_E1.defined() ? keep_tensor(offsets_E1) : Tensor()});
+  push({&site, keep(context, site, d_y), keep(context, site, x), keep(context, offsets_E1)});
+}
+
+void DeferredWgrads::add_dispatched(const LayerContext& context, const GroupedSite& site, const GemmOperand& d_y,
+                                    const Tensor& y_tD, const DispatchSaved& dispatch) {
+  push({&site, keep(context, site, d_y), keep(context, y_tD), keep(context, dispatch.offsets_e1), &dispatch});
 }
 
 void DeferredWgrads::run(const LayerContext& context) {
-  for (const Wgrad& wgrad : wgrads_) wgrad.site->compute_wgrad(context, wgrad.d_y, wgrad.x, wgrad.offsets_E1);
+  for (const Wgrad& wgrad : wgrads_) {
+    const ArenaScope scope(*context.op.arena);
+    GemmOperand x = wgrad.x;
+    if (wgrad.dispatch != nullptr) {
+      Dispatcher& dispatcher = *context.model->dispatcher;
+      x = allocate_operand(context, {wgrad.dispatch->num_rows(), context.config().dim},
+                           wgrad.site->product_forms(context).wgrad,
+                           dispatcher.rows_in_window(context.op, *wgrad.dispatch));
+      dispatcher.dispatch_again(context.op, wgrad.x.plain, *wgrad.dispatch, x);
+    }
+    wgrad.site->compute_wgrad(context, wgrad.d_y, x, wgrad.offsets_E1);
+  }
   wgrads_.clear();
 }
 

@@ -50,6 +50,9 @@ class GemmSite {
   InputForms product_forms(const LayerContext& context) const;
   /// Returns the forms of the output's gradient that dgrad and wgrad read.
   OperandForms gradient_forms(const LayerContext& context) const;
+  /// Returns the context for a plain tensor that wgrad reads, or quantizes. If wgrad is deferred and reads it, the
+  /// tensor is allocated where it stays (for_deferred).
+  LayerContext for_wgrad(const LayerContext& context) const;
   /// Returns the multiple at which groups of rows must begin for wgrad.
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
 
@@ -137,16 +140,22 @@ class GroupedSite : public GemmSite {
 };
 
 /// Holds weight gradients that a backward has deferred (zero-bubble pipelines, arXiv 2401.10241), with the operands
-/// that they need. It copies operands that the forward did not save to an arena of its own.
+/// that they need. Layers allocate operands in its arena (for_deferred). It copies those that lie neither there nor
+/// among what the forward saved.
 class DeferredWgrads {
  public:
   /// Reserves room for so many gradients, so that add() allocates nothing.
   explicit DeferredWgrads(std::size_t max_gradients) { wgrads_.reserve(max_gradients); }
   /// Says where copies go, from before the first add() to after run().
   void set_arena(Arena* arena) { arena_ = arena; }
+  Arena* arena() const { return arena_; }
   /// `site` must outlive this. `offsets_E1` is defined for a grouped site only.
   void add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y, const GemmOperand& x,
            const Tensor& offsets_E1);
+  /// Does the same for a grouped site whose input is what a dispatch of y_tD gives. run() dispatches y_tD again,
+  /// because the rows of the experts take much memory. `dispatch` must outlive this.
+  void add_dispatched(const LayerContext& context, const GroupedSite& site, const GemmOperand& d_y, const Tensor& y_tD,
+                      const DispatchSaved& dispatch);
   /// Computes the gradients in the order of add(), and forgets them.
   void run(const LayerContext& context);
 
@@ -155,10 +164,23 @@ class DeferredWgrads {
     const GemmSite* site;
     GemmOperand d_y, x;
     Tensor offsets_E1;
+    const DispatchSaved* dispatch = nullptr;  // if it is not null, x.plain is y_tD, and x is dispatched again
   };
+  Tensor keep(const LayerContext& context, const Tensor& tensor) const;
+  /// Keeps the form of an operand that the site's product reads.
+  GemmOperand keep(const LayerContext& context, const GemmSite& site, const GemmOperand& operand) const;
+  void push(Wgrad wgrad);
   std::vector<Wgrad> wgrads_;
   Arena* arena_ = nullptr;
 };
+
+/// Returns the context for tensors that weight gradients read. If these are deferred, it allocates where the tensors
+/// stay.
+inline LayerContext for_deferred(const LayerContext& context) {
+  LayerContext result = context;
+  if (context.deferred != nullptr) result.op.arena = context.deferred->arena();
+  return result;
+}
 
 template <typename WriteInput>
 GemmOperand LinearSite::gather_written(const LayerContext& context, const Shape& shape, Reader reader,

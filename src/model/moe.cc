@@ -181,24 +181,27 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
       dispatcher.combine_backward(op, d_out_tD, saved.dispatch, d_out_RD);
       side.join();
     }
-    const Tensor d_a_RF = context.allocate({rows_shape[0], config.moe_inter_dim});
+    const Tensor d_a_RF = w2_.for_wgrad(context).allocate({rows_shape[0], config.moe_inter_dim});
     w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
     // In plain form, d_h overwrites h, and the activations overwrite d_a.
     const GemmOperand d_h_R2F =
         allocate_operand(context, saved.h_R2F.shape(), w13_.gradient_forms(context), saved.h_R2F);
     const GemmOperand weighted_a_RF =
-        allocate_operand(context, d_a_RF.shape(), w2_.product_forms(context).wgrad, d_a_RF);
+        allocate_operand(for_deferred(context), d_a_RF.shape(), w2_.product_forms(context).wgrad, d_a_RF);
     const Tensor d_weights_R = context.allocate(weights_R.shape(), DType::kFloat32);
     swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, weights_R, saved.dispatch.num_rows_1(), d_h_R2F, weighted_a_RF,
                              d_weights_R);
     w2_.wgrad(context, d_out_RD, weighted_a_RF, offsets_e1);
-    GemmOperand x_RD = saved.x_RD;
-    if (context.recompute == Recompute::kSelective) {
-      x_RD = allocate_operand(context, rows_shape, w13_.product_forms(context).wgrad,
-                              dispatcher.rows_in_window(op, saved.dispatch));
+    if (context.recompute != Recompute::kSelective) {
+      w13_.wgrad(context, d_h_R2F, saved.x_RD, offsets_e1);
+    } else if (context.deferred != nullptr) {
+      context.deferred->add_dispatched(context, w13_, d_h_R2F, y_tD, saved.dispatch);
+    } else {
+      const GemmOperand x_RD = allocate_operand(context, rows_shape, w13_.product_forms(context).wgrad,
+                                                dispatcher.rows_in_window(op, saved.dispatch));
       dispatcher.dispatch_again(op, y_tD, saved.dispatch, x_RD);
+      w13_.wgrad(context, d_h_R2F, x_RD, offsets_e1);
     }
-    w13_.wgrad(context, d_h_R2F, x_RD, offsets_e1);
     const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
     w13_.dgrad(context, d_h_R2F, offsets_e1, d_x_RD);
     SideStream side(op, num_sms_of_dispatch(context));

@@ -349,6 +349,7 @@ const Overrides kDirectFull = {kDirect[0], "--activation_checkpoint.mode=full", 
 const Overrides kDirectSelective = {kDirect[0], kSelective[0], kSelective[1]};
 const Overrides kInterleaved = {"--parallelism.pipeline_parallel_schedule=Interleaved1F1B"};
 const Overrides kZbv = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"};
+const Overrides kZbvSelective = {kZbv[0], kSelective[0], kSelective[1]};
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, Communication,
@@ -368,6 +369,7 @@ INSTANTIATE_TEST_SUITE_P(
         StepCase{"ep8_of_4x2_selective", 8, {.ep = 8, .ep_domain = 2}, 1, kDirectSelective},
         StepCase{"ep8_of_2x4_full", 8, {.ep = 8, .ep_domain = 4}, 1, kDirectFull}, StepCase{"pp2", 2, {.pp = 2}, 4},
         StepCase{"pp2_interleaved", 2, {.pp = 2}, 4, kInterleaved}, StepCase{"pp2_zbv", 2, {.pp = 2}, 4, kZbv},
+        StepCase{"pp2_ep2_zbv_selective", 4, {.pp = 2, .ep = 2}, 4, kZbvSelective},
         StepCase{"pp2_fsdp2_micro_batch", 4, {.pp = 2}, 4, kMicroBatch}, StepCase{"pp2_fsdp2", 4, {.pp = 2}, 4},
         StepCase{"pp2_fsdp2_tp2_ep2", 8, {.tp = 2, .pp = 2, .ep = 2}, 2},
         StepCase{"hsdp_cp2_tp2", 8, {.dp_replicate = 2, .cp = 2, .tp = 2}, 2}),
