@@ -95,6 +95,7 @@ void UnitSlots::Slot::clear() {
   TESSERA_CHECK(!in_use);
   wait();
   unit.reset();
+  released = 0;
 }
 
 std::size_t UnitSlots::slot(UnitId unit) const {
@@ -147,16 +148,17 @@ void UnitSlots::forget_gathered() {
 
 void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& first_writes) {
   if (!moves(unit)) return;
-  // The slot of the same unit's last sum, so that its sums enter the shards one after the other; or one that is free.
+  // The slot of the same unit's last sum, so that its sums enter the shards one after the other.
   Slot* free = find(gradient_slots_.all, unit);
   if (options_.keep_gradients && free != nullptr) {
     TESSERA_CHECK(!free->in_use, "the gradients of unit {}", unit);
     free->in_use = true;
     return;
   }
-  for (const bool empty : {true, false}) {
+  if (free == nullptr) {
+    // The slot that was released first, whose sum has had most time to end. That of an empty slot is 0.
     for (Slot& slot : gradient_slots_.of(unit)) {
-      if (free == nullptr && !slot.in_use && (!empty || !slot.unit)) free = &slot;
+      if (!slot.in_use && (free == nullptr || slot.released < free->released)) free = &slot;
     }
   }
   TESSERA_CHECK(free != nullptr && !free->in_use, "no slot for the gradients of unit {}", unit);
@@ -178,6 +180,7 @@ void UnitSlots::release_gradients(UnitId unit, const FirstWrites& first_writes) 
   Slot* slot = find(gradient_slots_.all, unit);
   TESSERA_CHECK(slot != nullptr && slot->in_use, "unit {}", unit);
   slot->in_use = false;
+  slot->released = ++num_released_;
   if (!options_.keep_gradients) start_reducing(*slot, first_writes);
 }
 

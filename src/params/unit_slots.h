@@ -76,6 +76,7 @@ class UnitSlots {
   struct Slot {
     std::optional<UnitId> unit;
     bool in_use = false, fresh = false;
+    std::uint64_t released = 0;  // how many gradients had been released, with these
     std::vector<Work> work;
 
     void wait();
@@ -109,6 +110,7 @@ class UnitSlots {
   Context op_{};
   Tensor weights_, gradients_;
   Slots weight_slots_, gradient_slots_;
+  std::uint64_t num_released_ = 0;
 };
 
 }  // namespace tessera
