@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/transport/forwarding_transport.h"
 #include "comm/together.h"
+#include "comm/transport/forwarding_transport.h"
 #include "tensor/arena.h"
 #include "tests/comm/delayed_transport.h"
 #include "tests/comm/ranks.h"

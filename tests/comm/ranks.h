@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "comm/transport/mpi_transport.h"
 #include "comm/ranks.h"
+#include "comm/transport/mpi_transport.h"
 #include "comm/transport/thread_transport.h"
 
 namespace tessera::comm_test {

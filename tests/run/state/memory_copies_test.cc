@@ -10,8 +10,8 @@
 #include <map>
 
 #include "base/log.h"
-#include "run/trainer.h"
 #include "comm/transport/forwarding_transport.h"
+#include "run/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
@@ -37,7 +37,9 @@ class HeldTransport : public ForwardingTransport {
     return std::make_unique<HeldSend>(
         released_, [this, data, num_bytes, to, tag] { return transport().send(data, num_bytes, to, tag); });
   }
-  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override { return transport().split(color, order, axis); }
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
+    return transport().split(color, order, axis);
+  }
 
  private:
   struct HeldSend : Request {
