@@ -263,9 +263,9 @@ GemmOperand DeferredWgrads::keep(const LayerContext& context, const GemmSite& si
   return result;
 }
 
-void DeferredWgrads::push(Wgrad wgrad) {
+void DeferredWgrads::push(const Wgrad& wgrad) {
   TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients deferred", wgrads_.size());
-  wgrads_.push_back(std::move(wgrad));
+  wgrads_.push_back(wgrad);
 }
 
 void DeferredWgrads::add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y,

@@ -169,7 +169,7 @@ class DeferredWgrads {
   Tensor keep(const LayerContext& context, const Tensor& tensor) const;
   /// Keeps the form of an operand that the site's product reads.
   GemmOperand keep(const LayerContext& context, const GemmSite& site, const GemmOperand& operand) const;
-  void push(Wgrad wgrad);
+  void push(const Wgrad& wgrad);
   std::vector<Wgrad> wgrads_;
   Arena* arena_ = nullptr;
 };

@@ -109,7 +109,9 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
   StageSaved saved = make_saved(stage);
   if (is_pipeline()) saved.arena = &arena;
   if (saved.deferred) saved.deferred->set_arena(&deferred);
-  if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(arena, batch);
+  // The input of a stage whose predecessor is on this rank lies in that one's slot.
+  const bool is_fed_here = stage.stage > 0 && is_local(stage.stage - 1);
+  if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(is_fed_here ? *op.arena : arena, batch);
   name_pass(op, stage.stage, PipelinePass::Kind::kForward);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
   if (op.measuring()) record_message(stage.stage + 1, saved.out_tD);

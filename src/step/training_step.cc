@@ -55,7 +55,7 @@ ModelOptions model_options(const JobConfig& config) {
   return model_options(config, mesh, config.pipeline_schedule(mesh->degrees), Device::kCpu);
 }
 
-TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device,
+TrainingStep::TrainingStep(const JobConfig& config, const std::shared_ptr<Mesh>& mesh, Device device,
                            std::shared_ptr<cuda::Runtime> cuda)
     : TrainingStep(config, or_one_rank(mesh), config.pipeline_schedule(or_one_rank(mesh)->degrees), device,
                    std::move(cuda)) {}

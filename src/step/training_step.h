@@ -95,8 +95,8 @@ class TrainingStep {
   /// work. With a mesh, all ranks must call this and all that follows together. Null means one rank. `device` is where
   /// the step runs, kCpu or kCuda. On kCuda it uses `cuda`, which several ranks must give. For one rank, or a mesh that
   /// is planned only, null means a new one. With a mesh that is planned only, the step is measured and nothing else.
-  explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu,
-                        std::shared_ptr<cuda::Runtime> cuda = nullptr);
+  explicit TrainingStep(const JobConfig& config, const std::shared_ptr<Mesh>& mesh = nullptr,
+                        Device device = Device::kCpu, std::shared_ptr<cuda::Runtime> cuda = nullptr);
   /// Does the same with the mesh's schedule (JobConfig::pipeline_schedule), which takes a while to make.
   TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, const PipelineSchedule& schedule, Device device,
                std::shared_ptr<cuda::Runtime> cuda = nullptr);
