@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs all benchmarks: operators and generation (Google Benchmark), the training step against PyTorch and beside other
-# programs, several ranks, large worlds, saving, tokenizing against the package `tokenizers`, and expert-parallel backends against
-# each other; steps are predicted, then measured. Forecasts for GPUs are compared with what was measured there. If there
-# is a GPU, its operators and steps run against PyTorch.
+# programs, several ranks, large worlds, saving, tokenizing against the package `tokenizers`, and expert-parallel
+# backends against each other; steps are predicted, then measured. Forecasts for GPUs are compared with what was
+# measured there. If there is a GPU, its operators and steps run against PyTorch.
 #   bench/run.sh BUILD_FOLDER
 set -euo pipefail
 build=$1

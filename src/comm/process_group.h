@@ -3,8 +3,8 @@
 // An operation starts at once and runs behind the computation. Work::wait() waits until it is complete. The ranks of a
 // group must start the same operations in the same order. A rank's groups are independent of each other. Tensors must
 // be contiguous, and must not be touched until the wait. `name` says what moves ("layers.3"), for messages about ranks
-// that hang. Sums add the ranks' numbers in the order of the ranks, in float32, and round once. So results depend only
-// on the numbers and the size of the group.
+// that hang. Sums of tensors add the ranks' numbers in the order of the ranks, in float32, and round once. Sums of
+// the host's numbers go along a tree, in float64. So results depend only on the numbers and the size of the group.
 //
 // In a group of one rank an operation is a copy, or does nothing, and is complete when it returns. An operation on
 // tensors without numbers (Device::kMeta) moves nothing. It is noted in the record of the step, if there is one.

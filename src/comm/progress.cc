@@ -30,7 +30,7 @@ constexpr std::size_t kMostRanksToName = 8;
 
 /// Returns whether many of the node's ranks share each core.
 bool many_share_cores(const RankBoard* board) {
-  static const int num_cores = static_cast<int>(std::thread::hardware_concurrency());
+  static const int num_cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   return board != nullptr && board->num_ranks() > kManyRanksPerCore * num_cores;
 }
 

@@ -63,7 +63,7 @@ void run_steps_together(ProcessGroup& group, std::string_view name, const std::f
   constexpr double kSecondsBetweenVotes = 1.0;
   bool goes_on = true;
   std::exception_ptr error;
-  for (double any = 1.0; any > 0.0;) {
+  while (true) {
     const Stopwatch since_vote;
     while (goes_on && since_vote.seconds() < kSecondsBetweenVotes) {
       try {
@@ -73,8 +73,9 @@ void run_steps_together(ProcessGroup& group, std::string_view name, const std::f
         goes_on = false;
       }
     }
-    any = goes_on ? 1.0 : 0.0;
-    group.all_reduce(std::span(&any, 1), name);
+    double votes[] = {goes_on ? 1.0 : 0.0, error ? 1.0 : 0.0};
+    group.all_reduce(votes, name);
+    if (votes[0] == 0.0 || votes[1] > 0.0) break;
   }
   run_together(group, name, [&] {
     if (error) std::rethrow_exception(error);

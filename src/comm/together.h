@@ -31,8 +31,8 @@ bool wait_together(ProcessGroup& group, std::string_view name, const std::future
 void run_long_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
 /// Calls step() on every rank until it returns false, and throws Error as run_together does. The ranks vote every
-/// second whether any of them goes on. So none waits for another longer than the timeout, unless one step() takes that
-/// long. `step` must not communicate. It may use a GPU.
+/// second whether any of them goes on. If one has failed, all stop. So none waits for another longer than the timeout,
+/// unless one step() takes that long. `step` must not communicate. It may use a GPU.
 void run_steps_together(ProcessGroup& group, std::string_view name, const std::function<bool()>& step);
 
 }  // namespace tessera

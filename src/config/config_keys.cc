@@ -283,7 +283,7 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
   t.add(
       "parallelism.pipeline_parallel_reduce_gradients", p.pipeline_parallel_reduce_gradients,
       "when a pipeline's ranks sum the gradients of sharded units: step (once, which takes float32 gradients of whole "
-      "units) or micro_batch (after each backward, which sends as many times more)");
+      "units) or micro_batch (after each backward, which sends as many times as much as there are micro-batches)");
   t.add("parallelism.pipeline_parallel_microbatch_size", p.pipeline_parallel_microbatch_size,
         "sequences per micro-batch of a pipeline: training.local_batch_size is cut into micro-batches of this size",
         above_zero());

@@ -1,12 +1,14 @@
 #include "model/gemm_site.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/grouped_gemm.h"
 #include "ops/gemm/quantized_gemm.h"
 #include "ops/quantize/quantize.h"
 #include "ops/runtime/runtime.h"
+#include "tensor/step_record.h"
 
 namespace tessera {
 namespace {
@@ -281,6 +283,14 @@ void DeferredWgrads::add_dispatched(const LayerContext& context, const GroupedSi
 void DeferredWgrads::run(const LayerContext& context) {
   for (const Wgrad& wgrad : wgrads_) {
     const ArenaScope scope(*context.op.arena);
+    std::optional<StepRecord::Rows> rows;  // of a grouped site: a balanced load uses fewer than there is room for
+    if (wgrad.offsets_E1.defined()) {
+      const Dispatcher& dispatcher = *context.model->dispatcher;
+      const std::int64_t tokens = context.num_local_tokens();
+      const std::int64_t alignment = wgrad.site->row_alignment(*context.model->quantized);
+      rows.emplace(context.op.record, dispatcher.max_rows(tokens, alignment),
+                   dispatcher.expected_rows(tokens, alignment));
+    }
     GemmOperand x = wgrad.x;
     if (wgrad.dispatch != nullptr) {
       Dispatcher& dispatcher = *context.model->dispatcher;

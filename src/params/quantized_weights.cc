@@ -10,24 +10,24 @@ namespace tessera {
 QuantizedWeights::QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep)
     : parameters_(&parameters), table_(std::move(table)), keep_(keep), target_(op.target()), places_(table_.size()) {
   TESSERA_CHECK(table_.empty() || table_.size() == parameters.size(), "{} {}", table_.size(), parameters.size());
-  std::vector<std::int64_t> unit_bytes(parameters.num_units());
+  unit_bytes_.resize(parameters.num_units());
   for (ParamId id = 0; id < table_.size(); ++id) {
     if (!table_[id].quantizes_weight()) continue;
-    std::int64_t& used = is_in_slot(id) ? unit_bytes[parameters.unit(id)] : slots_begin_;
+    std::int64_t& used = is_in_slot(id) ? unit_bytes_[parameters.unit(id)] : slots_begin_;
     places_[id] = {.form = weight_form(op, parameters.local_shape(id), table_[id].weight, parameters.compute_dtype()),
                    .begin = used};
     view(id, nullptr, used);
   }
   if (keep) {
-    slot_begins_ = parameters.slot_begins(unit_bytes);
+    slot_begins_ = parameters.slot_begins(unit_bytes_);
     return;
   }
   std::vector<SlotLayout::Unit> units;
-  for (UnitId unit = 0; unit < unit_bytes.size(); ++unit) {
-    units.push_back({unit_bytes[unit], parameters.is_of_vocabulary(unit)});
+  for (UnitId unit = 0; unit < unit_bytes_.size(); ++unit) {
+    units.push_back({unit_bytes_[unit], parameters.is_of_vocabulary(unit)});
   }
   layout_ = SlotLayout::shared(units, {.layers = 1, .vocabulary = 1, .together = 2});
-  slot_begins_ = layout_.begins(unit_bytes);
+  slot_begins_ = layout_.begins(unit_bytes_);
   held_.resize(layout_.num_slots());
 }
 
@@ -82,11 +82,17 @@ void QuantizedWeights::forget() { std::ranges::fill(held_, std::nullopt); }
 
 void QuantizedWeights::begin_unit(const Context& op, UnitId unit, bool is_new) {
   if (!keep_) {
-    is_new = std::ranges::find(held_, unit) == held_.end();
+    if (unit_bytes_[unit] == 0) return;
+    const auto found = std::ranges::find(held_, unit);
+    is_new = found == held_.end();
     const auto [begin, end] = layout_.slots_of(unit);
-    // The slot that was filled last holds the weights of a unit that this one may be computed with.
-    if (is_new) last_slot_ = end - begin == 1 || last_slot_ + 1 >= end ? begin : last_slot_ + 1;
-    if (is_new) held_[last_slot_] = unit;
+    // The unit of the slot that was used last may be computed together with this one.
+    if (!is_new) {
+      last_slot_ = static_cast<std::size_t>(found - held_.begin());
+    } else {
+      last_slot_ = end - begin == 1 || last_slot_ + 1 >= end ? begin : last_slot_ + 1;
+      held_[last_slot_] = unit;
+    }
   }
   if (is_new) quantize_all(op, [&](ParamId id) { return is_in_slot(id) && parameters_->unit(id) == unit; });
 }

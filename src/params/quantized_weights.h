@@ -13,7 +13,7 @@ class QuantizedWeights {
   QuantizedWeights() = default;
   /// Plans the quantized weights for products on `op`'s target, and allocates nothing. `table` has an entry per
   /// parameter, or none. `parameters` must outlive this. If `keep` is false, units share slots, and a unit's weights
-  /// are quantized before each of its passes.
+  /// are quantized before a pass, unless a slot still holds them.
   QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep = true);
 
   const SitePrecision& precision(ParamId id) const;
@@ -27,8 +27,9 @@ class QuantizedWeights {
   void allocate();
   /// Renews what is kept from pass to pass. Must be called after every change of the weights.
   void refresh(const Context& op);
-  /// Quantizes the weights of a unit, if they are not kept. Must be called before a pass of the unit. `is_new` says
-  /// that the unit has been gathered since the last pass.
+  /// Quantizes a unit's weights, unless they are there. Must be called before a pass of the unit, whose weights must be
+  /// acquired. `is_new` says that the unit has been gathered since its last pass. If the weights are not kept, it has
+  /// no effect.
   void begin_unit(const Context& op, UnitId unit, bool is_new);
   /// Discards what is in slots.
   void forget();
@@ -54,10 +55,11 @@ class QuantizedWeights {
   std::vector<QuantizedPlacement> places_;
   std::int64_t slots_begin_ = 0;           // in bytes
   std::vector<std::int64_t> slot_begins_;  // in bytes from slots_begin_, and last the end of all
-  // The next members are used if the weights are not kept. A unit's slot is one that it may use.
+  std::vector<std::int64_t> unit_bytes_;   // that each unit takes in a slot
+  // The next members are used if the weights are not kept. A unit may take any of its layout's slots.
   SlotLayout layout_;
   std::vector<std::optional<UnitId>> held_;  // what each slot holds
-  std::size_t last_slot_ = 0;                // the one that was filled last
+  std::size_t last_slot_ = 0;                // the one that a unit used last
   Buffer buffer_;
 };
 

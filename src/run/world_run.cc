@@ -54,7 +54,8 @@ init_timeout_seconds = 3600
 train_timeout_seconds = 3600
 )";
 
-/// Groups whose messages come from the host on GPUs, too (Mesh).
+/// Groups whose messages come from the host on GPUs, too (Mesh). On CPUs "pp" has a pipeline's activations and their
+/// gradients as well.
 const std::set<std::string> kHostGroups = {"world", "dp_cp_tp", "model", "pp"};
 
 void add(const SentMessages::Count& count, WorldPhase::Sent& sum) {

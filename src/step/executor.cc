@@ -226,7 +226,8 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
         slot->sent_output = mesh_.pp.send(saved.out_tD, rank_of(pass.stage + 1),
                                           tag_of(pass.stage + 1, Direction::kForward), "activations");
         // The receive is posted early, so that the next stage's send never waits for this rank to reach its backward.
-        // It shares the output's memory: the gradient is sent only after the output has arrived.
+        // It shares the output's memory: the gradient is sent only after the output has arrived. MPI does not promise
+        // this for a send that has not completed, but no MPI writes before a message comes.
         slot->gradient = mesh_.pp.receive(saved.d_tD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
                                           "gradients");
       }

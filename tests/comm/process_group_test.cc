@@ -435,6 +435,26 @@ TEST(RunTogether, ALongBodyKeepsTheOthersWaiting) {
 }
 
 /// If some ranks fail, all ranks fail with the error of the first of them.
+// The ranks take different numbers of steps. An error on one ends all, even those that would go on for ever.
+TEST(RunTogether, StepsEndTogether) {
+  with_ranks(3, [](ProcessGroup& group) {
+    int steps = 0;
+    run_steps_together(group, "test", [&] { return ++steps <= 10 * group.rank(); });
+    EXPECT_EQ(steps, 10 * group.rank() + 1);
+    const auto step = [&] {
+      if (group.rank() == 1) throw Error("a bad file");
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return true;
+    };
+    try {
+      run_steps_together(group, "test", step);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 1: a bad file"));
+    }
+  });
+}
+
 TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
   with_ranks(4, [](ProcessGroup& group) {
     int calls = 0;

@@ -323,12 +323,19 @@ int bench_world(WorldOptions options) {
   spdlog::set_level(spdlog::level::warn);
   fmt::print("{:>6} {:>8} {:>10} {:>10} {:>12} {:>10} {:>12} {:>9}\n", "ranks", "phase", "receivers", "messages",
              "bytes", "tensors", "bytes", "s");
+  struct Removal {
+    std::filesystem::path folder;
+    ~Removal() {
+      std::error_code ignored;
+      std::filesystem::remove_all(folder, ignored);
+    }
+  };
+  const Removal removal{folder};
   std::optional<WorldRun> before;
   std::string lines;
   int status = 0;
   for (const int num_ranks : options.ranks) {
     WorldRun run = run_world(num_ranks, folder / fmt::to_string(num_ranks));
-    std::filesystem::remove_all(folder);
     print_world(run);
     fmt::print("{:>6} a checkpoint has {} files, and a manifest of {} bytes\n", num_ranks, run.num_files,
                run.manifest_bytes);

@@ -1,4 +1,5 @@
-// Runs ranks as threads of one process, for tests. A sanitizer or a debugger then sees all of them.
+// Runs ranks as threads of one process, for tests and `tessera bench world`. A sanitizer or a debugger then sees all of
+// them.
 #pragma once
 
 #include <functional>

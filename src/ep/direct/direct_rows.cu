@@ -123,6 +123,7 @@ __device__ std::int32_t* counts_of(const CallArgs& call, const RowsArgs& args, s
 /// Computes where rows go, from all ranks' counts (placement.h). The whole block executes it. If a rank gets too many
 /// rows, no rank gets any.
 __device__ void place(const CallArgs& call, const RowsArgs& args, const std::int32_t* counts_PE, Placement& placement) {
+  static_assert(kThreads >= kMaxGpuRanks);  // a thread for each rank
   const int num_ranks = call.num_ranks, local = args.num_local_experts;
   if (threadIdx.x == 0) placement.overloaded = num_ranks;
   for (int x = static_cast<int>(threadIdx.x); x < args.num_experts; x += kThreads) {

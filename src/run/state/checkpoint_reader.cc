@@ -249,6 +249,7 @@ void CheckpointReader::load_numbers(const Stored& stored) {
     files.emplace(stored.path, kShardKinds[kind], manifest.step, manifest.num_shards, begin, end);
   };
   run_steps_together(ranks_.world(), "a checkpoint's numbers", [&] {
+    // Optimizer shards are the last kind.
     if (kind == kShardKinds.size() || (kShardKinds[kind] == kOptimizerShards && !has_optimizer(manifest))) return false;
     if (!files) {
       // On the mesh that it was saved with, a rank needs no other file than its own.
