@@ -42,8 +42,8 @@ RankBoard::RankBoard(Transport& world, std::unique_ptr<RankFile> file)
     set_operation("starting");
     own_->world_rank_plus_1.store(world.rank() + 1);
   }
-  static_cast<void>(
-      node_->split(0, rank_, "node"));  // returns when all ranks of the node have written where their entries are
+  // The split returns when all ranks of the node have written where their entries are.
+  static_cast<void>(node_->split(0, rank_, "node"));
   for (int rank = 0; rank < node_->size(); ++rank) {
     const std::string path = get_text(shared(rank)->file);
     if (rank == rank_ || path.empty()) {

@@ -21,9 +21,9 @@ struct WorldPhase {
   };
   std::string name;      // "start", "step", "save" or "resume"
   double seconds = 0.0;  // of rank 0
-  /// What the host sends between ranks, on GPUs, too: agreements, losses and loads. Its bytes include a
-  /// pipeline's activations, which NCCL moves on GPUs. Ranks that wait for each other vote
-  /// ten times a second, so the number of messages depends on the time. That of receivers does not.
+  /// What the host sends between ranks, on GPUs, too: agreements, losses and loads. Its bytes include a pipeline's
+  /// activations, which NCCL moves on GPUs. Ranks that wait for each other vote ten times a second, so the number of
+  /// messages depends on the time. The number of receivers does not.
   Sent host;
   /// What NCCL moves on GPUs: weights, gradients and tokens. On CPUs each rank sends to each other rank of its group.
   Sent tensors;

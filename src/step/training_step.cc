@@ -75,8 +75,8 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
       faults_(config, *mesh_) {
   TESSERA_CHECK(device == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1 || mesh_->is_planned);
   if (device == Device::kCuda && cuda_ == nullptr && cuda::available()) cuda_ = cuda::make_runtime();
-  if (cuda_ != nullptr)
-    cuda_->set_deterministic(config.debug.deterministic);  // without it, a GPU's step is only measured
+  // Without a runtime, a GPU's step is only measured.
+  if (cuda_ != nullptr) cuda_->set_deterministic(config.debug.deterministic);
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
   // Without a GPU, the step is measured as on a Hopper, as operators are.
   const bool is_hopper = device == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
