@@ -316,7 +316,8 @@ void add_expert_parallelism_keys(ConfigTable& t, JobConfig& c) {
   t.add("parallelism.expert_parallel_a2a_combine_bwd_precision", p.expert_parallel_a2a_combine_bwd_precision, payloads,
         "the same for the gradients of the experts' outputs");
   t.add("parallelism.expert_parallel_capacity_factor", p.expert_parallel_capacity_factor,
-        "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More end the run",
+        "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More are "
+        "worked off in rounds; with direct on GPUs they end the run",
         NumberRange{.lowest = 1.0,
                     .highest = 1e6,
                     .special = 0.0,

@@ -39,8 +39,8 @@ double Dispatcher::expected_rows(std::int64_t num_tokens, std::int64_t alignment
   return std::min(balanced_rows(num_tokens) + padding, static_cast<double>(max_rows(num_tokens, alignment)));
 }
 
-DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer& layer,
-                                         const TokenRouting& routing) const {
+DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing,
+                                         std::int64_t round) const {
   const std::int64_t num_tokens = routing.expert_ids_tK.dim(0);
   TESSERA_CHECK(0 < num_tokens && num_tokens <= options_.max_tokens && 0 < layer.alignment &&
                     layer.alignment <= options_.max_alignment,
@@ -48,7 +48,14 @@ DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer&
   TESSERA_CHECK_TENSOR(routing.expert_ids_tK, DType::kInt32, {num_tokens, options_.top_k});
   TESSERA_CHECK_TENSOR(routing.weights_tK, DType::kFloat32, {num_tokens, options_.top_k});
   TESSERA_CHECK_TENSOR(routing.counts_E, DType::kInt32, {options_.num_experts});
-  DispatchSaved saved{.layer = layer, .routing = routing, .offsets_e1 = {}, .weights_R = {}, .backend = {}};
+  TESSERA_CHECK(round == 0 || (round > 0 && has_rounds()), "{}: round {}", layer.name, round);
+  DispatchSaved saved{.layer = layer,
+                      .routing = routing,
+                      .round = round,
+                      .num_rounds = std::make_shared<std::int64_t>(1),
+                      .offsets_e1 = {},
+                      .weights_R = {},
+                      .backend = {}};
   allocate_rows(op, saved);
   allocate_backend(op, saved);
   return saved;

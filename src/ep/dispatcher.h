@@ -22,6 +22,11 @@
 // in float32, and round to the layer's type. Then they sum these in float32 and round once. So both give the same bits.
 // Two-level sums so within a domain. Then it adds the domains' sums, ascending, in float32, and rounds once more.
 //
+// Rounds. A rank has room for R rows. Where a rank gets more, the backends that the host plans work them off in rounds:
+// `dispatch` tells how many there are, all ranks agree, and round i has each rank's rows [i·R, (i+1)·R). A later round
+// is allocated like a layer, and makes the same calls. They add to the sums of the first, which are then rounded once
+// per round.
+//
 // Payload. A token crosses as it is, or in MXFP8 (E4M3 elements, a scale per 32 numbers of D, mode rceil). Its own rank
 // quantizes it once. Its rows are then the numbers that this stands for. The payload of dispatch and dispatch_again is
 // configured separately from that of combine_backward. `local` sends nothing and quantizes nothing.
@@ -55,10 +60,12 @@ struct TokenRouting {
 struct DispatchSaved {
   DispatchLayer layer;
   TokenRouting routing;
+  std::int64_t round = 0;
   // Written by dispatch.
-  Tensor offsets_e1;  // int32: rows [offsets[i], offsets[i + 1]) belong to the i-th local expert
-  Tensor weights_R;   // float32: a row's routing weight, 0 for all that are padding
-  std::any backend;   // what the backend keeps; only the backend knows its type
+  std::shared_ptr<std::int64_t> num_rounds;  // which this layer's rows need
+  Tensor offsets_e1;                         // int32: rows [offsets[i], offsets[i + 1]) belong to the i-th local expert
+  Tensor weights_R;                          // float32: a row's routing weight, 0 for all that are padding
+  std::any backend;                          // what the backend keeps; only the backend knows its type
 
   /// Returns what the backend keeps. Throws std::bad_any_cast if it is of another type.
   template <typename Routing>
@@ -93,6 +100,8 @@ class Dispatcher {
   virtual int num_sms() const { return 0; }
   /// Returns whether calls wait for the GPU, and so cannot be parts of a graph.
   virtual bool waits_for_gpu() const { return false; }
+  /// Returns whether a load beyond the room is worked off in rounds. Otherwise dispatch throws.
+  virtual bool has_rounds() const { return false; }
   /// Throws what a GPU's calls up to now would have thrown. It throws once for too many rows, where combine gave NaN.
   /// It throws each time for a rank that did not come, after which calls do nothing.
   virtual void check() {}
@@ -100,12 +109,20 @@ class Dispatcher {
   std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
   /// Returns the number of those rows that a balanced load uses, with half an alignment of padding per expert.
   double expected_rows(std::int64_t num_tokens, std::int64_t alignment) const;
-  /// Allocates what a layer keeps, from op's arena.
-  DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing) const;
+  /// Allocates what a layer keeps of a round, from op's arena.
+  DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing,
+                               std::int64_t round = 0) const;
+  /// Returns the number of rounds that the last dispatch of this layer has found. While a step is measured it is the
+  /// number of rounds that differ in what they allocate: 2 where rounds are possible.
+  std::int64_t num_rounds(const Context& op, const DispatchSaved& saved) const {
+    if (op.measuring()) return has_rounds() ? 2 : 1;
+    return *saved.num_rounds;
+  }
 
   /// Assigns the rows to x_RD, in those of its forms that are defined, and 0 to the padding. Also assigns what is saved
-  /// from the routing. Where the payload has x_RD.rows' format, these are the very bytes that were sent. Throws Error
-  /// on all ranks if a rank gets more rows than it has room for. The layer's later calls must then not be made.
+  /// from the routing. Where the payload has x_RD.rows' format, these are the very bytes that were sent. If a rank gets
+  /// more rows than it has room for, there are rounds. Without rounds it throws Error on all ranks, and the layer's
+  /// later calls must not be made.
   void dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
   /// Assigns the same rows once more, for recomputation.
   void dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
@@ -116,7 +133,7 @@ class Dispatcher {
   void combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                         const GemmOperand& d_out_RD);
   /// Assigns or adds to d_y_tD[t] the sum of the token's rows of d_x_RD. Assigns to d_weights_tK (float32) the token's
-  /// numbers of d_weights_R.
+  /// numbers of d_weights_R, and 0 for choices of other rounds.
   void dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R, const DispatchSaved& saved,
                          const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK);
 

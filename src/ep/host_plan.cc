@@ -27,8 +27,7 @@ void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor&
   std::memcpy(x.raw(), numbers.data(), numbers.size_bytes());
 }
 
-HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved,
-                               double capacity_factor) {
+HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved) {
   const std::int64_t ranks = group.size(), num_experts = saved.routing.counts_E.dim(0), local = num_experts / ranks;
   const auto ints = [](std::int64_t count) { return Ints(static_cast<std::size_t>(count)); };
   HostPlacement result{.counts_PE = ints(ranks * num_experts),
@@ -40,8 +39,8 @@ HostPlacement gather_placement(const Context& op, ProcessGroup& group, const Dis
                             .offsets_Pe1 = tensor_of(result.offsets_Pe1, {ranks, local + 1})};
   group.all_gather(tensor_of(own_counts, {num_experts}), counts_PE, saved.layer.name).wait();
   place_rows(counts_PE, saved.layer.alignment, placement);
-  const std::string overload = find_overload(counts_PE, placement, saved.layer, saved.num_rows(), capacity_factor);
-  if (!overload.empty()) throw Error(overload);
+  *saved.num_rounds = count_rounds(placement, saved.num_rows());
+  cut_to_round(placement, saved.round, saved.num_rows());
   return result;
 }
 

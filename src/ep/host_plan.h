@@ -18,13 +18,12 @@ Ints fetch(const Context& op, const Tensor& x);
 /// Assigns `numbers` to the first numbers of x (int32), which may be on any device.
 void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor& x);
 
-/// Holds a placement (ep/placement.h), and the counts that it is computed from.
+/// Holds a placement (ep/placement.h) that is cut to a round, and the counts that it is computed from.
 struct HostPlacement {
   Ints counts_PE, first_row_PE, offsets_Pe1;
 };
-/// Gathers all ranks' counts and places their rows. All ranks must call it together. Throws Error, on all ranks, if a
-/// rank gets more rows than it has room for.
-HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved,
-                               double capacity_factor);
+/// Gathers all ranks' counts and places the rows of the round. Assigns the number of rounds. All ranks must call it
+/// together.
+HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved);
 
 }  // namespace tessera::ep

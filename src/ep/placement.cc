@@ -1,5 +1,7 @@
 #include "ep/placement.h"
 
+#include <algorithm>
+
 #include "ops/kit/checks.h"
 
 namespace tessera::ep {
@@ -31,6 +33,31 @@ void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement
   }
 }
 
+std::int64_t count_rounds(const Placement& placement, std::int64_t room) {
+  const std::int64_t ranks = placement.offsets_Pe1.dim(0), local = placement.offsets_Pe1.dim(1) - 1;
+  const auto* offsets = placement.offsets_Pe1.data<std::int32_t>();
+  std::int64_t most = 1;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    most = std::max(most, (offsets[rank * (local + 1) + local] + room - 1) / room);
+  }
+  return most;
+}
+
+void cut_to_round(const Placement& placement, std::int64_t round, std::int64_t room) {
+  const auto begin = static_cast<std::int32_t>(round * room), size = static_cast<std::int32_t>(room);
+  auto* first_rows = placement.first_row_PE.data<std::int32_t>();
+  for (std::int64_t i = 0; i < placement.first_row_PE.num_elements(); ++i) first_rows[i] -= begin;
+  auto* offsets = placement.offsets_Pe1.data<std::int32_t>();
+  for (std::int64_t i = 0; i < placement.offsets_Pe1.num_elements(); ++i) {
+    offsets[i] = std::clamp(offsets[i] - begin, 0, size);
+  }
+}
+
+RowRange rows_in_round(std::int32_t first_row, std::int32_t count, std::int64_t room) {
+  const auto size = static_cast<std::int32_t>(room);
+  return {std::clamp(first_row, 0, size), std::clamp(first_row + count, 0, size)};
+}
+
 std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
                               std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor) {
   // The router treats NaN as 0 and takes the first of equal experts.
@@ -41,28 +68,6 @@ std::string describe_overload(std::string_view layer, std::int64_t rank, std::in
       "there is room for {}. Make parallelism.expert_parallel_capacity_factor, now {}, larger, or 0 for any load{}",
       layer, rank, num_rows, static_cast<double>(num_rows) / balanced_rows, num_rows_needed, max_rows, capacity_factor,
       rank == 0 ? of_first : "");
-}
-
-std::string find_overload(const Tensor& counts_PE, const Placement& placement, const DispatchLayer& layer,
-                          std::int64_t max_rows, double capacity_factor) {
-  const std::int64_t num_ranks = counts_PE.dim(0), num_experts = counts_PE.dim(1), local = num_experts / num_ranks;
-  const auto* counts = counts_PE.data<std::int32_t>();
-  // Rows of the ranks in [begin, end), without padding.
-  const auto rows_of = [&](std::int64_t begin, std::int64_t end) {
-    std::int64_t rows = 0;
-    for (std::int64_t source = 0; source < num_ranks; ++source) {
-      for (std::int64_t x = begin * local; x < end * local; ++x) rows += counts[source * num_experts + x];
-    }
-    return rows;
-  };
-  for (std::int64_t rank = 0; rank < num_ranks; ++rank) {
-    const std::int64_t needed = placement.offsets_Pe1.data<std::int32_t>()[rank * (local + 1) + local];
-    if (needed <= max_rows) continue;
-    const double balanced = static_cast<double>(rows_of(0, num_ranks)) / static_cast<double>(num_ranks);
-    const std::int64_t rows = rows_of(rank, rank + 1);
-    return describe_overload(layer.name, rank, rows, balanced, needed, max_rows, capacity_factor);
-  }
-  return {};
 }
 
 }  // namespace tessera::ep

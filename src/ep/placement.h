@@ -20,14 +20,27 @@ Placement allocate_placement(const Context& op, std::int64_t num_ranks, std::int
 /// Fills `placement` from counts_PE (int32): the number of (token, k) pairs that source rank p has for each expert.
 void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement& placement);
 
-/// Describes the overload of a rank. The rank gets num_rows rows, needs room for num_rows_needed (padding included),
-/// and has room for max_rows. balanced_rows is the number of rows of a balanced load.
+/// Returns in how many rounds the rows of all ranks fit into `room` rows, which is a multiple of the alignment. It is 1
+/// or more.
+std::int64_t count_rounds(const Placement& placement, std::int64_t room);
+
+/// Cuts the placement to one round: rows [round · room, (round + 1) · room) of every rank become rows [0, room). First
+/// rows count on, so a pair has no row in this round if its row is below 0, or is `room` or more. Groups keep their
+/// alignment, because `room` is a multiple of it.
+void cut_to_round(const Placement& placement, std::int64_t round, std::int64_t room);
+
+/// A part of the rows that a source sends to an expert: [begin, end).
+struct RowRange {
+  std::int32_t begin, end;
+  std::int32_t size() const { return end - begin; }
+};
+
+/// Returns those of `count` rows from first_row on that lie in [0, room).
+RowRange rows_in_round(std::int32_t first_row, std::int32_t count, std::int64_t room);
+
+/// Describes the overload of a rank, where it is an error. The rank gets num_rows rows, needs room for num_rows_needed
+/// (padding included), and has room for max_rows. balanced_rows is the number of rows of a balanced load.
 std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
                               std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor);
-
-/// Describes the first rank that gets more than max_rows rows, padding included. Returns an empty string if no rank
-/// does. All ranks return the same.
-std::string find_overload(const Tensor& counts_PE, const Placement& placement, const DispatchLayer& layer,
-                          std::int64_t max_rows, double capacity_factor);
 
 }  // namespace tessera::ep

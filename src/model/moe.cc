@@ -1,7 +1,9 @@
 #include "model/moe.h"
 
 #include <algorithm>
+#include <array>
 
+#include "ep/host_plan.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
 #include "ops/kit/side_stream.h"
@@ -60,10 +62,9 @@ int Moe::num_sms_of_dispatch(const LayerContext& context) const {
   return can_run_beside ? context.model->dispatcher->num_sms() : 0;
 }
 
-StepRecord::Rows Moe::recorded_rows(const LayerContext& context, const MoeSaved& saved) const {
-  const auto& dispatcher = *context.model->dispatcher;
-  return {context.op.record, saved.dispatch.num_rows(),
-          dispatcher.expected_rows(saved.dispatch.num_tokens(), saved.dispatch.layer.alignment)};
+StepRecord::Rows Moe::recorded_rows(const LayerContext& context, const DispatchSaved& dispatch) const {
+  return {context.op.record, dispatch.num_rows(),
+          context.model->dispatcher->expected_rows(dispatch.num_tokens(), dispatch.layer.alignment)};
 }
 
 InputForms Moe::y_forms(const LayerContext& context) const {
@@ -89,14 +90,34 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
     saved.routing.balance_f_BE = context.allocate({context.batch->num_seqs(), experts}, DType::kFloat32);
   }
   const RouterOutputs& routing = saved.routing;
-  saved.dispatch = context.model->dispatcher->allocate_saved(
-      context.op, {.name = name_, .alignment = row_alignment(*context.model->quantized)},
-      {.expert_ids_tK = routing.expert_ids_TK, .weights_tK = routing.weights_TK, .counts_E = routing.counts_E});
-  const std::int64_t num_rows = saved.dispatch.num_rows();
-  saved.h_R2F = context.allocate({num_rows, 2 * config.moe_inter_dim});
+  saved.rows = allocate_rows(
+      context, {.expert_ids_tK = routing.expert_ids_TK, .weights_tK = routing.weights_TK, .counts_E = routing.counts_E},
+      0);
   if (shared_) saved.shared_h_T2I = shared_->allocate_saved(context);
   if (context.recompute != Recompute::kSelective) {
-    saved.x_RD = allocate_operand(context, {num_rows, config.dim}, w13_.product_forms(context).wgrad);
+    saved.rows.x_RD =
+        allocate_operand(context, {saved.rows.dispatch.num_rows(), config.dim}, w13_.product_forms(context).wgrad);
+  }
+}
+
+ExpertRows Moe::allocate_rows(const LayerContext& context, const TokenRouting& routing, std::int64_t round) const {
+  ExpertRows rows;
+  rows.dispatch = context.model->dispatcher->allocate_saved(
+      context.op, {.name = name_, .alignment = row_alignment(*context.model->quantized)}, routing, round);
+  rows.h_R2F = context.allocate({rows.dispatch.num_rows(), 2 * context.config().moe_inter_dim});
+  return rows;
+}
+
+template <typename Body>
+void Moe::for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const {
+  const std::int64_t num_rounds = context.model->dispatcher->num_rounds(context.op, first);
+  LayerContext of_round = context;
+  of_round.probe = nullptr;      // the first round is the sample
+  of_round.deferred = nullptr;   // their rows are not kept
+  of_round.op.record = nullptr;  // a balanced load has one round
+  for (std::int64_t round = 1; round < num_rounds; ++round) {
+    const ArenaScope scope(*context.op.arena);
+    body(of_round, allocate_rows(of_round, first.routing, round));
   }
 }
 
@@ -109,50 +130,115 @@ void Moe::balance(const LayerContext& context, const RouterOptions& options, con
   balance_loss(context.op, options, sums_B2E, routing.balance_f_BE, loss_1);
 }
 
+void Moe::experts_forward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows, const Tensor& out_tD,
+                          Write write, const Beside& beside_dispatch) const {
+  TESSERA_DIMS(y_tD, rows.h_R2F);
+  const ModelConfig& config = context.config();
+  const Context& op = context.op;
+  Dispatcher& dispatcher = *context.model->dispatcher;
+  const Tensor& offsets_e1 = rows.dispatch.offsets_e1;
+  const Shape rows_shape{rows.dispatch.num_rows(), config.dim};
+  const ArenaScope scope(*op.arena);
+  const InputForms x_forms = w13_.product_forms(context);
+  const bool keeps = rows.x_RD.defined();
+  const GemmOperand x_RD =
+      allocate_operand(context, rows_shape, keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward,
+                       keeps ? rows.x_RD : dispatcher.rows_in_window(op, rows.dispatch));
+  {
+    const ArenaScope side_scope(*op.arena);
+    SideStream side(op, beside_dispatch ? num_sms_of_dispatch(context) : 0);
+    if (beside_dispatch) beside_dispatch(context.with_op(side.op()));
+    dispatcher.dispatch(op, y_tD, rows.dispatch, x_RD);
+    side.join();
+  }
+  w13_.forward(context, x_RD, offsets_e1, rows.h_R2F);
+  if (!out_tD.defined()) return;
+  const GemmOperand a_RF =
+      allocate_operand(context, {rows_shape[0], config.moe_inter_dim}, w2_.product_forms(context).forward);
+  const Tensor expert_out_RD = context.allocate(rows_shape);
+  swiglu_forward(op, rows.h_R2F, a_RF, rows.dispatch.num_rows_1());
+  w2_.forward(context, a_RF, offsets_e1, expert_out_RD);
+  dispatcher.combine(op, expert_out_RD, rows.dispatch, out_tD, write);
+}
+
+void Moe::experts_backward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows,
+                           const Tensor& d_out_tD, const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK,
+                           const Beside& beside_combine, const Beside& beside_dispatch) const {
+  TESSERA_DIMS(y_tD, d_out_tD, d_y_tD, rows.h_R2F, d_weights_tK);
+  const Context& op = context.op;
+  Dispatcher& dispatcher = *context.model->dispatcher;
+  const Tensor &offsets_e1 = rows.dispatch.offsets_e1, &weights_R = rows.dispatch.weights_R;
+  const Shape rows_shape{rows.dispatch.num_rows(), context.config().dim};
+  // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
+  const GemmOperand d_out_RD = allocate_operand(context, rows_shape, w2_.gradient_forms(context),
+                                                dispatcher.gradients_in_window(op, rows.dispatch));
+  {
+    SideStream side(op, beside_combine ? num_sms_of_dispatch(context) : 0);
+    if (beside_combine) beside_combine(context.with_op(side.op()));
+    dispatcher.combine_backward(op, d_out_tD, rows.dispatch, d_out_RD);
+    side.join();
+  }
+  const Tensor d_a_RF = w2_.for_wgrad(context).allocate({rows_shape[0], context.config().moe_inter_dim});
+  w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
+  // In plain form, d_h overwrites h, and the activations overwrite d_a.
+  const GemmOperand d_h_R2F = allocate_operand(context, rows.h_R2F.shape(), w13_.gradient_forms(context), rows.h_R2F);
+  const GemmOperand weighted_a_RF =
+      allocate_operand(for_deferred(context), d_a_RF.shape(), w2_.product_forms(context).wgrad, d_a_RF);
+  const Tensor d_weights_R = context.allocate(weights_R.shape(), DType::kFloat32);
+  swiglu_backward_weighted(op, d_a_RF, rows.h_R2F, weights_R, rows.dispatch.num_rows_1(), d_h_R2F, weighted_a_RF,
+                           d_weights_R);
+  w2_.wgrad(context, d_out_RD, weighted_a_RF, offsets_e1);
+  if (rows.x_RD.defined()) {
+    w13_.wgrad(context, d_h_R2F, rows.x_RD, offsets_e1);
+  } else if (context.deferred != nullptr) {
+    context.deferred->add_dispatched(context, w13_, d_h_R2F, y_tD, rows.dispatch);
+  } else {
+    const GemmOperand x_RD = allocate_operand(context, rows_shape, w13_.product_forms(context).wgrad,
+                                              dispatcher.rows_in_window(op, rows.dispatch));
+    dispatcher.dispatch_again(op, y_tD, rows.dispatch, x_RD);
+    w13_.wgrad(context, d_h_R2F, x_RD, offsets_e1);
+  }
+  const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
+  w13_.dgrad(context, d_h_R2F, offsets_e1, d_x_RD);
+  SideStream side(op, beside_dispatch ? num_sms_of_dispatch(context) : 0);
+  if (beside_dispatch) beside_dispatch(context.with_op(side.op()));
+  dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, rows.dispatch, d_y_tD, write, d_weights_tK);
+  side.join();
+}
+
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_tD,
                   const MoeSums& sums) const {
   TESSERA_DIMS(out_tD, saved.shared_h_T2I);
   const TraceScope trace(context.op.trace, "moe.forward");
-  const ModelConfig& config = context.config();
   const Context& op = context.op;
   const Tensor& y_tD = y.plain;
-  const std::int64_t num_tokens = y_tD.dim(0), experts = config.num_experts;
-  const Tensor &offsets_e1 = saved.dispatch.offsets_e1, num_rows_1 = saved.dispatch.num_rows_1();
-  const Shape rows_shape{saved.dispatch.num_rows(), config.dim};
   const ArenaScope scope(*op.arena);
-  const StepRecord::Rows rows = recorded_rows(context, saved);
+  const StepRecord::Rows rows = recorded_rows(context, saved.rows.dispatch);
   {
     const ArenaScope router_scope(*op.arena);
-    const Tensor logits_tE = context.allocate({num_tokens, experts}, DType::kFloat32);
+    const Tensor logits_tE = context.allocate({y_tD.dim(0), context.config().num_experts}, DType::kFloat32);
     linear_forward(op, y_tD, context.weight(gate_), logits_tE);
     const RouterOptions options = router_options(context);
     router_forward(op, options, logits_tE, context.parameters().buffer(expert_bias_), saved.routing);
     if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, sums.balance_loss_1);
     if (sums.counts_E.defined()) add_counts(op, saved.routing.counts_E, sums.counts_E);
   }
-
-  const InputForms x_forms = w13_.product_forms(context);
-  const bool keeps = context.recompute != Recompute::kSelective;
-  const GemmOperand x_RD =
-      allocate_operand(context, rows_shape, keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward,
-                       keeps ? saved.x_RD : context.model->dispatcher->rows_in_window(op, saved.dispatch));
-  {
-    const ArenaScope shared_scope(*op.arena);
-    SideStream side(op, num_sms_of_dispatch(context));
-    if (shared_) shared_->forward(context.with_op(side.op()), y, saved.shared_h_T2I, out_tD, Write::kAssign);
-    context.model->dispatcher->dispatch(op, y_tD, saved.dispatch, x_RD);
-    side.join();
+  Beside shared_experts;
+  if (shared_) {
+    shared_experts = [&](const LayerContext& side) {
+      shared_->forward(side, y, saved.shared_h_T2I, out_tD, Write::kAssign);
+    };
   }
-  w13_.forward(context, x_RD, offsets_e1, saved.h_R2F);
-  if (out_tD.defined()) {
-    const GemmOperand a_RF =
-        allocate_operand(context, {rows_shape[0], config.moe_inter_dim}, w2_.product_forms(context).forward);
-    const Tensor expert_out_RD = context.allocate(rows_shape);
-    swiglu_forward(op, saved.h_R2F, a_RF, num_rows_1);
-    w2_.forward(context, a_RF, offsets_e1, expert_out_RD);
-    context.model->dispatcher->combine(op, expert_out_RD, saved.dispatch, out_tD,
-                                       shared_ ? Write::kAccumulate : Write::kAssign);
-  }
+  experts_forward(context, y_tD, saved.rows, out_tD, shared_ ? Write::kAccumulate : Write::kAssign, shared_experts);
+  if (!out_tD.defined()) return;
+  for_later_rounds(context, saved.rows.dispatch, [&](const LayerContext& of_round, const ExpertRows& round_rows) {
+    experts_forward(of_round, y_tD, round_rows, out_tD, Write::kAccumulate, {});
+    if (sums.later_rounds_1.defined()) {
+      const Tensor one = of_round.allocate({1}, DType::kInt32);
+      if (!op.measuring()) ep::put(op, std::array<std::int32_t, 1>{1}, one);
+      add_counts(of_round.op, one, sums.later_rounds_1);
+    }
+  });
 }
 
 void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& d_out_tD,
@@ -162,56 +248,33 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
   const ModelConfig& config = context.config();
   const Context& op = context.op;
   const Tensor& y_tD = y.plain;
-  const std::int64_t num_tokens = y_tD.dim(0), experts = config.num_experts;
+  const std::int64_t num_tokens = y_tD.dim(0);
   const ArenaScope scope(*op.arena);
-  const StepRecord::Rows rows = recorded_rows(context, saved);
-  FeedForward::Gradients shared;
+  const StepRecord::Rows rows = recorded_rows(context, saved.rows.dispatch);
   const Tensor d_weights_tK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
   {
     const ArenaScope experts_scope(*op.arena);
-    Dispatcher& dispatcher = *context.model->dispatcher;
-    const Tensor &offsets_e1 = saved.dispatch.offsets_e1, &weights_R = saved.dispatch.weights_R;
-    const Shape rows_shape{saved.dispatch.num_rows(), config.dim};
-    // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
-    const GemmOperand d_out_RD = allocate_operand(context, rows_shape, w2_.gradient_forms(context),
-                                                  dispatcher.gradients_in_window(op, saved.dispatch));
-    {
-      SideStream side(op, num_sms_of_dispatch(context));
-      if (shared_) shared = shared_->backward_inputs(context.with_op(side.op()), saved.shared_h_T2I, d_out_tD, d_y_tD);
-      dispatcher.combine_backward(op, d_out_tD, saved.dispatch, d_out_RD);
-      side.join();
+    FeedForward::Gradients shared;
+    Beside shared_inputs, shared_weights;
+    if (shared_) {
+      shared_inputs = [&](const LayerContext& side) {
+        shared = shared_->backward_inputs(side, saved.shared_h_T2I, d_out_tD, d_y_tD);
+      };
+      shared_weights = [&](const LayerContext& side) { shared_->backward_weights(side, y, shared); };
     }
-    const Tensor d_a_RF = w2_.for_wgrad(context).allocate({rows_shape[0], config.moe_inter_dim});
-    w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
-    // In plain form, d_h overwrites h, and the activations overwrite d_a.
-    const GemmOperand d_h_R2F =
-        allocate_operand(context, saved.h_R2F.shape(), w13_.gradient_forms(context), saved.h_R2F);
-    const GemmOperand weighted_a_RF =
-        allocate_operand(for_deferred(context), d_a_RF.shape(), w2_.product_forms(context).wgrad, d_a_RF);
-    const Tensor d_weights_R = context.allocate(weights_R.shape(), DType::kFloat32);
-    swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, weights_R, saved.dispatch.num_rows_1(), d_h_R2F, weighted_a_RF,
-                             d_weights_R);
-    w2_.wgrad(context, d_out_RD, weighted_a_RF, offsets_e1);
-    if (context.recompute != Recompute::kSelective) {
-      w13_.wgrad(context, d_h_R2F, saved.x_RD, offsets_e1);
-    } else if (context.deferred != nullptr) {
-      context.deferred->add_dispatched(context, w13_, d_h_R2F, y_tD, saved.dispatch);
-    } else {
-      const GemmOperand x_RD = allocate_operand(context, rows_shape, w13_.product_forms(context).wgrad,
-                                                dispatcher.rows_in_window(op, saved.dispatch));
-      dispatcher.dispatch_again(op, y_tD, saved.dispatch, x_RD);
-      w13_.wgrad(context, d_h_R2F, x_RD, offsets_e1);
-    }
-    const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
-    w13_.dgrad(context, d_h_R2F, offsets_e1, d_x_RD);
-    SideStream side(op, num_sms_of_dispatch(context));
-    if (shared_) shared_->backward_weights(context.with_op(side.op()), y, shared);
-    dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, saved.dispatch, d_y_tD,
-                                 shared_ ? Write::kAccumulate : Write::kAssign, d_weights_tK);
-    side.join();
+    experts_backward(context, y_tD, saved.rows, d_out_tD, d_y_tD, shared_ ? Write::kAccumulate : Write::kAssign,
+                     d_weights_tK, shared_inputs, shared_weights);
   }
+  for_later_rounds(context, saved.rows.dispatch, [&](const LayerContext& of_round, ExpertRows round_rows) {
+    round_rows.x_RD =
+        allocate_operand(of_round, {round_rows.dispatch.num_rows(), config.dim}, w13_.product_forms(of_round).wgrad);
+    experts_forward(of_round, y_tD, round_rows, {}, Write::kAssign, {});
+    const Tensor d_round_weights_tK = of_round.allocate(d_weights_tK.shape(), DType::kFloat32);
+    experts_backward(of_round, y_tD, round_rows, d_out_tD, d_y_tD, Write::kAccumulate, d_round_weights_tK, {}, {});
+    add(of_round.op, d_weights_tK, d_round_weights_tK, d_weights_tK);
+  });
 
-  const Tensor d_logits_tE = context.allocate({num_tokens, experts}, DType::kFloat32);
+  const Tensor d_logits_tE = context.allocate({num_tokens, config.num_experts}, DType::kFloat32);
   router_backward(op, router_options(context), saved.routing, d_weights_tK, context.balance_scale, d_logits_tE);
   linear_wgrad(op, d_logits_tE, y_tD, context.gradient(gate_));
   linear_dgrad(op, d_logits_tE, context.weight(gate_), d_y_tD, Write::kAccumulate);

@@ -3,6 +3,7 @@
 // rows.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "ep/dispatcher.h"
@@ -12,14 +13,17 @@
 
 namespace tessera {
 
-struct MoeSaved {
-  // These are kept under Recompute::kNone and Recompute::kSelective.
-  RouterOutputs routing;
+/// Holds what the experts keep of a round's rows.
+struct ExpertRows {
   DispatchSaved dispatch;
-  Tensor h_R2F;  // before SwiGLU; the backward may overwrite it
+  Tensor h_R2F;      // before SwiGLU; the backward may overwrite it
+  GemmOperand x_RD;  // undefined if the backward dispatches the rows again
+};
+
+struct MoeSaved {
+  RouterOutputs routing;
+  ExpertRows rows;  // of the first round; later rounds keep nothing
   Tensor shared_h_T2I;
-  // These are kept under Recompute::kNone. Otherwise they are dispatched again.
-  GemmOperand x_RD;
 };
 
 /// Returns the options of a dispatcher for this model's MoE layers.
@@ -49,8 +53,25 @@ class Moe {
   ParamId expert_bias() const { return expert_bias_; }
 
  private:
+  /// Computes what runs beside a dispatch. It gets the context of the side stream. An empty one computes nothing.
+  using Beside = std::function<void(const LayerContext&)>;
+
+  /// Allocates what the experts keep of a round. x_RD stays undefined.
+  ExpertRows allocate_rows(const LayerContext& context, const TokenRouting& routing, std::int64_t round) const;
+  /// Calls body(context, rows) for each round after the first, while `rows` has memory.
+  template <typename Body>
+  void for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const;
+  /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to out_tD, if that is
+  /// defined.
+  void experts_forward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows, const Tensor& out_tD,
+                       Write write, const Beside& beside_dispatch) const;
+  /// Adds to the experts' gradients from a round's rows. Assigns or adds to d_y_tD, and assigns to d_weights_tK what
+  /// dispatch_backward does.
+  void experts_backward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows, const Tensor& d_out_tD,
+                        const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK, const Beside& beside_combine,
+                        const Beside& beside_dispatch) const;
   /// Tells the record, while the result lives, which dims are the experts' rows.
-  StepRecord::Rows recorded_rows(const LayerContext& context, const MoeSaved& saved) const;
+  StepRecord::Rows recorded_rows(const LayerContext& context, const DispatchSaved& dispatch) const;
   RouterOptions router_options(const LayerContext& context) const;
   /// Returns the number of SMs that a dispatcher's call takes while the shared experts run beside it. 0 means that they
   /// do not run beside it.

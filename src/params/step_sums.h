@@ -20,6 +20,7 @@ struct LossSums {
 struct MoeSums {
   Tensor counts_E;        // (token, expert) pairs per expert
   Tensor balance_loss_1;  // summed over sequences, coefficient included; the same on all their ranks
+  Tensor later_rounds_1;  // of dispatches with more rows than there is room for; one sum for all layers
 };
 
 class StepSums {
@@ -27,19 +28,20 @@ class StepSums {
   StepSums() = default;
   StepSums(std::size_t num_layers, std::int64_t num_experts, Device target = Device::kCpu)
       : num_experts_(num_experts),
-        numbers_(kNumLosses + static_cast<std::int64_t>(num_layers) * (1 + num_experts), target) {}
+        numbers_(kNumScalars + static_cast<std::int64_t>(num_layers) * (1 + num_experts), target) {}
 
   /// Returns all sums, to clear them or to add them up over ranks.
   Tensor all(Device device) const { return numbers_.tensor(device); }
-  /// Returns the main and the MTP loss, [2], float64.
-  Tensor losses(Device device) const { return all(device).rows(0, kNumLosses); }
+  /// Returns the numbers that are not of a layer, float64: the main loss, the MTP loss, and the later rounds.
+  Tensor scalars(Device device) const { return all(device).rows(0, kNumScalars); }
   // The next two functions return one of the two losses, [1], float64.
   Tensor main_loss(Device device) const { return all(device).rows(0, 1); }
   Tensor mtp_loss(Device device) const { return all(device).rows(1, 2); }
   MoeSums layer(std::size_t i, Device device) const {
     const std::int64_t at = offset(i);
     return {.counts_E = all(device).rows(at + 1, at + 1 + num_experts_),
-            .balance_loss_1 = all(device).rows(at, at + 1)};
+            .balance_loss_1 = all(device).rows(at, at + 1),
+            .later_rounds_1 = all(device).rows(2, 3)};
   }
 
   // The functions below are for the host. fetch() copies a GPU's sums to it and waits for them.
@@ -54,8 +56,9 @@ class StepSums {
     cuda::copy_bytes(stream, numbers.raw(), numbers.num_bytes(), target);
   }
   std::span<double> host() const { return numbers_.host(); }
-  std::span<double> loss_numbers() const { return host().first(kNumLosses); }
+  std::span<double> scalars() const { return host().first(kNumScalars); }
   LossSums losses() const { return {.main = host()[0], .mtp = host()[1]}; }
+  double later_rounds() const { return host()[2]; }
   /// Returns a layer's numbers: the balance loss, then the counts.
   std::span<double> layer_numbers(std::size_t i) const {
     return host().subspan(static_cast<std::size_t>(offset(i)), static_cast<std::size_t>(1 + num_experts_));
@@ -64,9 +67,9 @@ class StepSums {
   std::span<double> counts_E(std::size_t i) const { return layer_numbers(i).subspan(1); }
 
  private:
-  static constexpr std::int64_t kNumLosses = 2;
+  static constexpr std::int64_t kNumScalars = 3;
   /// Returns the index of a layer's balance loss. Its counts follow.
-  std::int64_t offset(std::size_t i) const { return kNumLosses + static_cast<std::int64_t>(i) * (1 + num_experts_); }
+  std::int64_t offset(std::size_t i) const { return kNumScalars + static_cast<std::int64_t>(i) * (1 + num_experts_); }
 
   std::int64_t num_experts_ = 0;
   Mirrored<double> numbers_;

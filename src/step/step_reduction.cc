@@ -19,22 +19,22 @@ void StepReduction::reduce(const Context& op, Model& model, Mirrored<double>& sq
   // Every stage decides by the loss whether the step counts; only the last one has it.
   if (op.cuda != nullptr || op.measuring()) {
     mesh_.tokens.all_reduce(own.all(op.device()), kSums).wait();
-    mesh_.pp.all_reduce(own.losses(op.device()), kSums).wait();
+    mesh_.pp.all_reduce(own.scalars(op.device()), kSums).wait();
     return mesh_.model.all_reduce(squares.tensor(op.device()), kNorm).wait();
   }
   own_is_finite_ = std::isfinite(squares.host()[0]) && std::isfinite(own.losses().main);
   // A norm is of one replica, and the loss of all: they have to agree on whether the step counts.
-  own.loss_numbers()[0] += 0.0 * squares.host()[0];  // NaN unless the squares are finite
+  own.scalars()[0] += 0.0 * squares.host()[0];  // NaN unless the squares are finite
   mesh_.tokens.all_reduce(own.host(), kSums);
-  mesh_.pp.all_reduce(own.loss_numbers(), kSums);
+  mesh_.pp.all_reduce(own.scalars(), kSums);
   mesh_.model.all_reduce(squares.host(), kNorm);
   collect(model);
 }
 
 void StepReduction::collect(Model& model) {
   StepSums& own = model.sums();
-  const std::span<double> losses = all_.loss_numbers(), layers = all_.host().subspan(losses.size());
-  std::ranges::copy(own.loss_numbers(), losses.begin());
+  const std::span<double> scalars = all_.scalars(), layers = all_.host().subspan(scalars.size());
+  std::ranges::copy(own.scalars(), scalars.begin());
   std::ranges::fill(layers, 0.0);  // other ranks of the pipeline have the others
   for (std::size_t i = 0; i < model.num_moe_layers(); ++i) {
     std::ranges::copy(own.layer_numbers(i), all_.layer_numbers(model.moe_index(i)).begin());

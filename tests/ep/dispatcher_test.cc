@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 
 #include "ep/backends/backend_choices.h"
-#include "ep/placement.h"
 #include "tests/ep/cpu_ranks.h"
 
 namespace tessera {
@@ -34,19 +33,6 @@ std::vector<DispatchBackend> backends(int num_ranks) {
   }
   if (num_ranks == 1) result.push_back(DispatchBackend::kLocal);
   return result;
-}
-
-/// A capacity of exactly as many rows as there are suffices. One row less does not.
-TEST(Placement, OneRowTooMany) {
-  std::vector<std::int32_t> counts = {3, 0, 2, 1}, first_rows(4), offsets(4);  // 5 rows for rank 0, 1 for rank 1
-  const auto ints = [](std::vector<std::int32_t>& values) {
-    return Tensor(values.data(), {2, 2}, DType::kInt32, Device::kCpu);
-  };
-  const ep::Placement placement{.first_row_PE = ints(first_rows), .offsets_Pe1 = ints(offsets)};
-  ep::place_rows(ints(counts), 1, placement);
-  EXPECT_EQ(ep::find_overload(ints(counts), placement, {.name = "moe"}, 5, 1.0), "");
-  EXPECT_THAT(ep::find_overload(ints(counts), placement, {.name = "moe"}, 4, 1.0),
-              ::testing::HasSubstr("rank 0 get 5 rows"));
 }
 
 /// Makes two passes through one dispatcher, each with another routing. What the first pass left behind would show in

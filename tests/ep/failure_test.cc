@@ -13,41 +13,8 @@ using ep_test::Case;
 using ep_test::Layer;
 using ep_test::LayerRun;
 using ep_test::message_of;
-using ep_test::RandomDelays;
-using ep_test::Skew;
 
 constexpr std::size_t kFailureArenaBytes = std::size_t{4} << 20;
-
-/// All ranks throw, whichever rank has too little room. The next dispatch that fits works.
-TEST(DispatcherFailure, TooManyRows) {
-  for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
-    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
-      with_ranks(3, [&](ProcessGroup& group) {
-        RandomDelays delays(seed, group.rank());
-        Case test_case{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
-        const auto dispatcher = allocated_dispatcher(backend, group, test_case.options(), &delays);
-        for (std::uint64_t pass = 0; pass < 6; ++pass) {
-          Arena arena(kFailureArenaBytes);
-          poison(arena);
-          test_case.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
-          const Layer layer(test_case, group.size(), pass);
-          LayerRun run(layer, backend, *dispatcher, group, {.arena = &arena});
-          if (test_case.skew == Skew::kUniform) {
-            run.dispatch();
-            run.combine();
-            continue;
-          }
-          // 3 · 37 tokens have 3 rows each on the 4 experts of rank 2. A balanced load is 111 rows.
-          EXPECT_THAT(
-              message_of<Error>([&] { run.dispatch(); }),
-              testing::AllOf(testing::HasSubstr("layers.7.moe: the experts of rank 2 get 333 rows, 3.000 times"),
-                             testing::HasSubstr("room for " + std::to_string(run.saved().num_rows()) + "."),
-                             testing::HasSubstr("capacity_factor, now 1.5,")));
-        }
-      });
-    }
-  }
-}
 
 TEST(DispatcherFailure, MoreRowsThanCanBeCounted) {
   with_ranks(3, [](ProcessGroup& group) {

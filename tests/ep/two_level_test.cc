@@ -157,41 +157,6 @@ TEST(TwoLevel, IsMeasured) {
   });
 }
 
-/// There is as much room as on one level. The ranks of all domains throw the same error. The next dispatch that fits
-/// works.
-TEST(TwoLevel, TooManyRows) {
-  for (const DomainMesh& mesh : {DomainMesh{2, 2}, DomainMesh{4, 2}}) {
-    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
-      on_ranks(mesh.num_ranks(), seed, [&](ProcessGroup& group, ep::StepHook* hook) {
-        Case test_case = on_domains({.alignment = 4, .in_window = true, .capacity_factor = 1.7}, mesh);
-        Domains domains(group, mesh.num_domains);
-        const auto dispatcher = allocated(domains, test_case, hook);
-        const auto one_level = make_dispatcher(DispatchBackend::kDirect, group, test_case.options());
-        for (std::uint64_t pass = 0; pass < 6; ++pass) {
-          Memory memory(ep_test::kLargeArenaBytes);
-          test_case.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
-          const Layer layer(test_case, group.size(), pass);
-          LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
-          EXPECT_EQ(run.saved().num_rows(), one_level->max_rows(test_case.num_tokens, test_case.alignment));
-          if (test_case.skew == Skew::kUniform) {
-            run.dispatch();
-            run.combine();
-            continue;
-          }
-          // All tokens have 3 rows each on the experts of the last rank. A balanced load is 111 rows.
-          const int last = mesh.num_ranks() - 1;
-          EXPECT_THAT(message_of<Error>([&] { run.dispatch(); }),
-                      testing::AllOf(testing::HasSubstr(fmt::format(
-                                         "layers.7.moe: the experts of rank {} get {} rows, {}.000 times the balanced",
-                                         last, 111 * (last + 1), last + 1)),
-                                     testing::HasSubstr(fmt::format("room for {}.", run.saved().num_rows())),
-                                     testing::HasSubstr("capacity_factor, now 1.7,")));
-        }
-      });
-    }
-  }
-}
-
 /// One rank does not come to its second dispatch, and no other gets through it.
 TEST(TwoLevel, ARankThatDoesNotCome) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half a call";

@@ -226,7 +226,7 @@ class Formulas {
 
   // Section "Once per step": these are sums of a few numbers.
   void step_numbers() {
-    const auto sums_of = [&](std::int64_t layers) { return 2 + layers * (1 + model_.num_experts); };
+    const auto sums_of = [&](std::int64_t layers) { return 3 + layers * (1 + model_.num_experts); };
     const std::int64_t own = sums_of(std::count(is_moe_.begin(), is_moe_.end(), true));
     bytes_["tokens"] += messages_of_sum(mesh_.tokens) * 8 * (1 + own);
     bytes_["pp"] += messages_of_sum(mesh_.pp) * 8 * sums_of(model_.num_moe_layers());

@@ -53,6 +53,10 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"ep2_of_fsdp4_mxfp8_not_kept", 4, {.ep = 2}, 1, kWgradHigh + kNotKept},
         MeshCase{"ep4_mxfp8_direct", 4, {.ep = 4}, 1, kDirect + kMxfp8},
         MeshCase{"ep2_of_fsdp4_mxfp8_wgrad_high_direct", 4, {.ep = 2}, 1, kDirect + kWgradHigh},
+        MeshCase{"ep2_rounds", 2, {.ep = 2}, 2, kRounds},
+        MeshCase{"ep4_rounds_selective_direct", 4, {.ep = 4}, 1, kRounds + kSelective + kDirect},
+        MeshCase{"ep4_of_2x2_rounds_full_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kRounds + kFull + kDirect},
+        MeshCase{"ep2_of_fsdp4_rounds_mxfp8", 4, {.ep = 2}, 1, kRounds + kWgradHigh},
         MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect + kBalance},
         MeshCase{"ep4_of_2x2_selective_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kSelective},
         MeshCase{"ep4_of_2x2_mtp_full_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kMtp + kFull},
@@ -345,29 +349,30 @@ Batch first_batch(const TrainingStep& step, const JobConfig& config, int rank, s
   return batch;
 }
 
-// There is room for a balanced load. Every rank throws, and names the layer and the load.
-TEST(ExpertMesh, PastTheCapacity) {
-  for (const Overrides& backend : {Overrides{}, kDirect}) {
-    std::atomic<int> num_failed = 0;
-    with_ranks(2, [&](ProcessGroup& world) {
-      const JobConfig config = parse_job_config(
-          kMeshModel,
-          backend + Overrides{"--training.local_batch_size=4", "--parallelism.expert_parallel_capacity_factor=1"});
-      try {
-        TrainingStep step(config, std::make_shared<Mesh>(world, resolve({.ep = 2}, world.size())));
-        EXPECT_EQ(step.memory_plan().windows > 0, !backend.empty());
-        step.allocate();
-        const Batch batch = first_batch(step, config, world.rank());
-        step.run(1, std::span(&batch, 1));
-      } catch (const Error& error) {
-        EXPECT_THAT(error.what(),
-                    testing::ContainsRegex("layers\\.[123]\\.moe: the experts of rank [01] get [0-9]+ rows, "
-                                           "1\\.[0-9]+ times the balanced load"));
-        EXPECT_THAT(error.what(), testing::HasSubstr("expert_parallel_capacity_factor, now 1,"));
-        ++num_failed;
-      }
-    });
-    EXPECT_EQ(num_failed, 2);
+// A bias makes one expert every token's only choice, for 20 steps. Ranks have room for a balanced load. So each
+// dispatch takes as many rounds as the expert's rank has ranks beside it, and training is the same.
+TEST(ExpertMesh, AllTokensChooseOneExpert) {
+  const Overrides one_choice = {"--model.args.top_k=1", "--model.args.load_balance_coeff=0", "--training.steps=20"};
+  MeshCase one{.name = "one", .num_ranks = 1, .degrees = {}, .overrides = one_choice};
+  one.favours_first_expert = true;
+  const Trained expected = train(one);
+  EXPECT_LT(expected.losses.back(), expected.losses.front());
+  for (MeshCase many : {MeshCase{"standard", 4, {.ep = 4}, 2, kRounds}, MeshCase{"direct", 4, {.ep = 4}, 1, kDirect},
+                        MeshCase{"domains", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kSelective},
+                        MeshCase{"full", 4, {.ep = 4}, 1, kDirect + kFull},
+                        MeshCase{"pipeline", 4, {.pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kSelective}}) {
+    SCOPED_TRACE(many.name);
+    many.overrides = one_choice + kRounds + many.overrides;
+    many.favours_first_expert = true;
+    const Trained trained = train(many);
+    expect_near(trained.losses, expected.losses, 1e-5, "loss");
+    expect_near(trained.grad_norms, expected.grad_norms, 1e-4, "gradient norm");
+    const auto num_dispatches = static_cast<double>(3 * many.micro_batches);  // three layers have experts
+    const auto num_later = num_dispatches * static_cast<double>(many.degrees.ep - 1);
+    for (const double later : trained.later_rounds) EXPECT_EQ(later, num_later);
+    for (const auto& [name, gradient] : expected.gradients) {
+      expect_near_in_norm(trained.gradients.at(name), gradient, 1e-4, name);
+    }
   }
 }
 

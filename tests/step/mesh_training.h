@@ -45,6 +45,7 @@ struct MeshCase {
   std::int64_t micro_batches = 1;
   Overrides overrides = {};
   Device device = Device::kCpu;
+  bool favours_first_expert = false;  // by a bias that makes it every token's first choice
 
   friend void PrintTo(const MeshCase& mesh_case, std::ostream* out) { *out << mesh_case.name; }
 };
@@ -67,36 +68,75 @@ inline std::vector<std::int32_t> sequence(std::int64_t step, std::int64_t idx, s
 /// of labels that count.
 inline std::int64_t num_ignored(std::int64_t idx) { return idx * 5 % 7; }
 
+using Gradients = std::map<std::string, std::vector<float>>;  // by the parameters' names
+
 /// Holds the results of a run. They are the same on all ranks, except for the gradients, of which each rank has a part.
 struct Trained {
-  std::vector<double> losses, balance_losses, grad_norms, validation_losses;
+  std::vector<double> losses, balance_losses, grad_norms, validation_losses, later_rounds;
   std::vector<std::int64_t> num_tokens;
   std::vector<std::vector<double>> expert_loads;
-  std::map<std::string, std::vector<float>> gradients;  // of the first step
-  std::vector<SiteSqnr> sqnr;                           // of the first step, if something is quantized
+  Gradients gradients;         // of the first step
+  std::vector<SiteSqnr> sqnr;  // of the first step, if something is quantized
 };
 
-inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {}) {
-  Trained trained;
-  std::mutex mutex;
+/// Works with a rank's step, which has its memory, and with the batches of its micro-batches. `world` is null if there
+/// is one rank.
+using RankBody = std::function<void(ProcessGroup* world, TrainingStep& step, std::vector<Batch>& batches)>;
+
+/// Runs `body` on all ranks of a mesh. `model` is their configuration, without the overrides. Each of several ranks has
+/// one thread.
+inline void on_mesh(const MeshCase& mesh_case, const std::string& model, const RankBody& body,
+                    const RankOptions& options = {}) {
   const auto rank = [&](ProcessGroup* world) {
-    const ThreadsScope one_thread(1);
-    const bool on_gpus = mesh_case.device == Device::kCuda;
+    const ThreadsScope threads(world == nullptr ? num_threads() : 1);
+    const bool on_gpus = mesh_case.device == Device::kCuda && world != nullptr;
     const std::shared_ptr<cuda::Runtime> runtime =
         on_gpus ? join_gpus(*world, comm_test::gpu_of(world->rank())) : nullptr;
     const std::shared_ptr<Mesh> mesh = world == nullptr
                                            ? std::make_shared<Mesh>()
                                            : std::make_shared<Mesh>(*world, resolve(mesh_case.degrees, world->size()));
     Overrides overrides = mesh_case.overrides;
-    const JobConfig defaults = parse_job_config(kMeshModel, overrides);
-    const std::int64_t num_sequences = defaults.training.global_batch_size;
-    const std::int64_t local = num_sequences / mesh->num_data_ranks() / mesh_case.micro_batches;
-    overrides.push_back(fmt::format("--training.local_batch_size={}", local));
-    const JobConfig config = parse_job_config(kMeshModel, overrides);
-    TrainingStep step(config, mesh, mesh_case.device, runtime);
+    const std::int64_t num_sequences = parse_job_config(model, overrides).training.global_batch_size;
+    overrides.push_back(fmt::format("--training.local_batch_size={}",
+                                    num_sequences / mesh->num_data_ranks() / mesh_case.micro_batches));
+    TrainingStep step(parse_job_config(model, overrides), mesh, mesh_case.device, runtime);
     step.allocate();
     std::vector<Batch> batches;
     for (std::int64_t m = 0; m < mesh_case.micro_batches; ++m) batches.push_back(step.make_batch());
+    body(world, step, batches);
+  };
+  if (mesh_case.num_ranks == 1) return rank(nullptr);
+  with_ranks(
+      mesh_case.num_ranks, [&](ProcessGroup& world) { rank(&world); }, options);
+}
+
+/// Copies a rank's part of the gradients to its place in the whole ones. Numbers that no rank has stay NaN.
+inline void copy_gradients(const Parameters& parameters, Gradients& whole_gradients) {
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    std::vector<float>& whole = whole_gradients[parameters.spec(id).name];
+    whole.resize(static_cast<std::size_t>(parameters.spec(id).shape.num_elements()), NAN);
+    const Parameters::Range range = parameters.shard_range(id);
+    std::vector<float> shard(static_cast<std::size_t>(range.end - range.begin));
+    parameters.read(parameters.gradient_shard(id),
+                    Tensor(shard.data(), {range.end - range.begin}, DType::kFloat32, Device::kCpu));
+    parameters.slice(id).for_each_run(
+        range.begin, range.end, [&](std::int64_t local_begin, std::int64_t global, std::int64_t count) {
+          std::copy_n(shard.begin() + (local_begin - range.begin), count, whole.begin() + global);
+        });
+  }
+}
+
+inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {}) {
+  const ThreadsScope one_thread(1);
+  Trained trained;
+  std::mutex mutex;
+  const auto rank = [&](ProcessGroup* world, TrainingStep& step, std::vector<Batch>& batches) {
+    const Mesh& mesh = step.model().parameters().mesh();
+    const JobConfig config = parse_job_config(kMeshModel, mesh_case.overrides);
+    const std::int64_t local = config.training.global_batch_size / mesh.num_data_ranks() / mesh_case.micro_batches;
+    for (std::size_t i = 0; mesh_case.favours_first_expert && i < step.model().num_moe_layers(); ++i) {
+      step.model().parameters().buffer(step.model().moe_layer(i).expert_bias()).data<float>()[0] = 10.0f;
+    }
     // Which seeds suit quantized runs was found with all labels (mesh_test.cc).
     const bool quantizes = !config.model.converters.empty(), ignores = !quantizes;
     for (std::int64_t s = 1; s <= config.training.steps; ++s) {
@@ -105,13 +145,13 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
       for (Batch& batch : batches) {
         std::vector<std::int32_t> tokens, labels;
         for (std::int64_t b = 0; b < local; ++b) {
-          const std::int64_t idx = next + mesh->data_rank() * local + b;
+          const std::int64_t idx = next + mesh.data_rank() * local + b;
           const auto one = sequence(s, idx, config.training.seq_len + 1, config.model.args.vocab_size);
           tokens.insert(tokens.end(), one.begin(), one.end());
           labels.insert(labels.end(), one.begin() + 1, one.end());
           if (ignores) std::fill_n(labels.end() - config.training.seq_len, num_ignored(idx), kIgnoredLabel);
         }
-        const std::int64_t end = next + local * mesh->num_data_ranks();
+        const std::int64_t end = next + local * mesh.num_data_ranks();
         num_valid.push_back((end - next) * config.training.seq_len);
         for (; next < end; ++next) num_valid.back() -= ignores ? num_ignored(next) : 0;
         batch.fill(tokens, labels);
@@ -125,24 +165,11 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
       }
       validation_loss /= static_cast<double>(std::accumulate(num_valid.begin(), num_valid.end(), std::int64_t{0}));
       const std::lock_guard lock(mutex);
-      if (s == 1) {
-        const Parameters& parameters = step.model().parameters();
-        for (ParamId id = 0; id < parameters.size(); ++id) {
-          std::vector<float>& whole = trained.gradients[parameters.spec(id).name];
-          whole.resize(static_cast<std::size_t>(parameters.spec(id).shape.num_elements()), NAN);
-          const Parameters::Range range = parameters.shard_range(id);
-          std::vector<float> shard(static_cast<std::size_t>(range.end - range.begin));
-          parameters.read(parameters.gradient_shard(id),
-                          Tensor(shard.data(), {range.end - range.begin}, DType::kFloat32, Device::kCpu));
-          parameters.slice(id).for_each_run(
-              range.begin, range.end, [&](std::int64_t local_begin, std::int64_t global, std::int64_t count) {
-                std::copy_n(shard.begin() + (local_begin - range.begin), count, whole.begin() + global);
-              });
-        }
-      }
+      if (s == 1) copy_gradients(step.model().parameters(), trained.gradients);
       if (world != nullptr && world->rank() != 0) continue;
       if (s == 1) trained.sqnr = result.sqnr;
       trained.losses.push_back(result.loss);
+      trained.later_rounds.push_back(result.later_rounds);
       trained.num_tokens.push_back(result.num_tokens);
       trained.balance_losses.push_back(result.balance_loss);
       trained.grad_norms.push_back(result.grad_norm);
@@ -150,12 +177,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
       trained.expert_loads.push_back(result.expert_load);
     }
   };
-  if (mesh_case.num_ranks == 1) {
-    rank(nullptr);
-  } else {
-    with_ranks(
-        mesh_case.num_ranks, [&](ProcessGroup& world) { rank(&world); }, options);
-  }
+  on_mesh(mesh_case, kMeshModel, rank, options);
   return trained;
 }
 
@@ -200,7 +222,10 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   ASSERT_EQ(many.expert_loads.size(), one.expert_loads.size());
   // The last bit of a float32 sum depends on the mesh. It can become a step between 8-bit numbers, and then change a
   // token's choice of an expert.
-  const bool quantizes = !parse_job_config(kMeshModel, mesh_case.overrides).model.converters.empty();
+  const JobConfig config = parse_job_config(kMeshModel, mesh_case.overrides);
+  const bool quantizes = !config.model.converters.empty();
+  const bool has_rounds = config.parallelism.expert_parallel_capacity_factor > 0.0;
+  EXPECT_EQ(std::accumulate(many.later_rounds.begin(), many.later_rounds.end(), 0.0) > 0.0, has_rounds);
   for (std::size_t s = 0; s < one.expert_loads.size(); ++s) {
     for (std::size_t i = 0; i < one.expert_loads[s].size(); ++i) {
       EXPECT_NEAR(many.expert_loads[s][i], one.expert_loads[s][i], quantizes ? kLoadOfOneToken : 0.0) << s << " " << i;
@@ -236,6 +261,8 @@ inline const Overrides kSelective = {"--activation_checkpoint.mode=selective"};
 inline const Overrides kQueries = {"--model.args.q_lora_rank=48", "--activation_checkpoint.mode=selective"};
 inline const Overrides kDocuments = {"--model.args.attn_mask_type=block_causal"};
 inline const Overrides kDirect = {"--parallelism.expert_parallel_comm_backend=direct"};
+/// There is room for a balanced load, which no step has.
+inline const Overrides kRounds = {"--parallelism.expert_parallel_capacity_factor=1"};
 inline const Overrides kGroups = {"--model.args.n_expert_groups=4", "--model.args.n_limited_groups=2"};
 inline const Overrides kNotKept = {"--quantize.keep_weights=false"};
 inline const Overrides kForced = {"--debug.moe_force_load_balance=true"};

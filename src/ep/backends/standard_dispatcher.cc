@@ -4,13 +4,14 @@
 #include <numeric>
 
 #include "ep/host_plan.h"
+#include "ep/placement.h"
 #include "ops/routing/permute.h"
 
 namespace tessera::ep {
 namespace {
 
-/// All tensors are int32. A slot is t·K + k. Sent rows are this rank's slots, sorted by expert. Received rows are
-/// ordered by source rank, then expert, then token.
+/// All tensors are int32. A slot is t·K + k. Sent rows are this rank's slots of the round, sorted by expert. Received
+/// rows are ordered by source rank, then expert, then token.
 struct StandardRouting {
   Tensor slot_of_sent_tK, sent_of_slot_tK;
   Tensor source_of_row_R, row_of_received_R;
@@ -46,14 +47,44 @@ void StandardDispatcher::allocate_backend(const Context& op, DispatchSaved& save
   };
 }
 
+void StandardDispatcher::sort_slots(const Context& op, const DispatchSaved& saved,
+                                    std::span<const std::int32_t> first_row_E) {
+  const auto& routing = saved.backend_as<StandardRouting>();
+  const Tensor sent_offsets_E1 = op.arena->allocate({options().num_experts + 1}, DType::kInt32);
+  Tensor ids_tK = saved.routing.expert_ids_tK, counts_E = saved.routing.counts_E;
+  if (num_rounds(op, saved) > 1) {
+    const Tensor round_ids_tK = op.arena->allocate(ids_tK.shape(), DType::kInt32);
+    const Tensor round_counts_E = op.arena->allocate(counts_E.shape(), DType::kInt32);
+    if (!op.measuring()) {
+      Ints ids = fetch(op, ids_tK), next_row(first_row_E.begin(), first_row_E.end()), counts(next_row.size(), 0);
+      for (std::int32_t& id : ids) {
+        const auto expert = static_cast<std::size_t>(id);
+        const std::int32_t size = rows_in_round(next_row[expert]++, 1, saved.num_rows()).size();
+        counts[expert] += size;
+        if (size == 0) id = kNoExpert;
+      }
+      put(op, ids, round_ids_tK);
+      put(op, counts, round_counts_E);
+    }
+    ids_tK = round_ids_tK;
+    counts_E = round_counts_E;
+  }
+  sort_by_expert(op, ids_tK, counts_E, 1, sent_offsets_E1, routing.slot_of_sent_tK, routing.sent_of_slot_tK);
+}
+
 void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const auto& routing = saved.backend_as<StandardRouting>();
   const std::int64_t num_experts = options().num_experts, local = num_local_experts(), ranks = num_ranks();
-  const Tensor sent_offsets_E1 = op.arena->allocate({num_experts + 1}, DType::kInt32);
-  sort_by_expert(op, saved.routing.expert_ids_tK, saved.routing.counts_E, 1, sent_offsets_E1, routing.slot_of_sent_tK,
-                 routing.sent_of_slot_tK);
-  if (op.measuring()) return;
-  const auto [counts, first_rows, offsets] = gather_placement(op, group_, saved, options().capacity_factor);
+  if (op.measuring()) return sort_slots(op, saved, {});
+  const auto [counts, first_rows, offsets] = gather_placement(op, group_, saved);
+  const auto rows_of = [&, &first_row = first_rows, &count = counts](std::int64_t source, std::int64_t expert) {
+    const auto at = static_cast<std::size_t>(source * num_experts + expert);
+    return rows_in_round(first_row[at], count[at], saved.num_rows());
+  };
+  sort_slots(
+      op, saved,
+      std::span(first_rows)
+          .subspan(static_cast<std::size_t>(group_.rank() * num_experts), static_cast<std::size_t>(num_experts)));
 
   const std::int64_t first_expert = group_.rank() * local;
   Ints source_of_row(static_cast<std::size_t>(saved.num_rows()), -1), row_of_received;
@@ -62,15 +93,17 @@ void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   for (std::int64_t source = 0; source < ranks; ++source) {
     const std::size_t before = row_of_received.size();
     for (std::int64_t x = first_expert; x < first_expert + local; ++x) {
-      const auto at = static_cast<std::size_t>(source * num_experts + x);
-      for (std::int32_t row = first_rows[at]; row < first_rows[at] + counts[at]; ++row) {
+      const RowRange theirs = rows_of(source, x);
+      for (std::int32_t row = theirs.begin; row < theirs.end; ++row) {
         source_of_row[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(row_of_received.size());
         row_of_received.push_back(row);
       }
     }
     rows.num_received_P.push_back(static_cast<std::int64_t>(row_of_received.size() - before));
-    const auto theirs = counts.begin() + static_cast<std::ptrdiff_t>(group_.rank() * num_experts + source * local);
-    rows.num_sent_P.push_back(std::accumulate(theirs, theirs + static_cast<std::ptrdiff_t>(local), std::int64_t{0}));
+    rows.num_sent_P.push_back(0);
+    for (std::int64_t x = source * local; x < (source + 1) * local; ++x) {
+      rows.num_sent_P.back() += rows_of(group_.rank(), x).size();
+    }
   }
   put(op, source_of_row, routing.source_of_row_R);
   put(op, row_of_received, routing.row_of_received_R);

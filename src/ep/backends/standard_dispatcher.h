@@ -18,6 +18,7 @@ class StandardDispatcher : public Dispatcher {
   /// Returns a guess, because NCCL does not tell how many SMs its kernels take.
   int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
+  bool has_rounds() const override { return options().capacity_factor > 0.0; }
 
  protected:
   ProcessGroup& group() { return group_; }
@@ -45,6 +46,9 @@ class StandardDispatcher : public Dispatcher {
 
   /// Computes, from the counts of all ranks, what `saved` holds, except the weights.
   void plan(const Context& op, const DispatchSaved& saved);
+  /// Sorts the slots of the round by expert, in scratch memory and what `saved` holds. first_row_E is of this rank's
+  /// slots.
+  void sort_slots(const Context& op, const DispatchSaved& saved, std::span<const std::int32_t> first_row_E);
   /// Sends the rows of this rank's tokens to the ranks of their experts.
   void send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved,
                    const GemmOperand& x_RD, std::string_view operation);

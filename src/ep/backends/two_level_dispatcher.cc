@@ -71,7 +71,7 @@ void TwoLevelDispatcher::allocate_rows(const Context& op, DispatchSaved& saved) 
       .counts_E = op.arena->allocate({within_->options().num_experts}, DType::kInt32),
   };
   auto& backend = saved.backend.emplace<TwoLevelRouting>();
-  backend.within = std::make_shared<DispatchSaved>(within_->allocate_saved(op, saved.layer, routing));
+  backend.within = std::make_shared<DispatchSaved>(within_->allocate_saved(op, saved.layer, routing, saved.round));
   saved.offsets_e1 = backend.within->offsets_e1;
   saved.weights_R = backend.within->weights_R;
 }
@@ -90,7 +90,7 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const TokenRouting& within = routing.within->routing;
   const std::int64_t num_tokens = saved.num_tokens(), top_k = options().top_k, domains = num_domains();
   const std::int64_t num_experts = options().num_experts, num_experts_within = num_experts / domains;
-  gather_placement(op, groups_.all, saved, options().capacity_factor);
+  gather_placement(op, groups_.all, saved);  // for the number of rounds
   const auto num_slots = static_cast<std::size_t>(num_tokens * top_k);
   Ints own_ids = fetch(op, saved.routing.expert_ids_tK), ids_NtK(num_slots * static_cast<std::size_t>(domains));
   groups_.across

@@ -12,6 +12,8 @@ namespace {
 struct DirectRouting {
   /// For each of this rank's tokens: the ranks that get a copy, ascending, and the copy's first row there.
   Tensor rank_tJ, first_row_tJ;
+  /// For each of this rank's slots, its row on the rank of its expert, or -1 if it has none in this round.
+  Tensor row_of_slot_tK;
   /// The copies that this rank received: their number, where the sum of each goes, and its rows (of `rows_Q1`) with
   /// their slots, in the order of k.
   Tensor num_copies_1, home_Q, place_Q, rows_Q1, row_of_choice_R, slot_of_choice_R;
@@ -30,6 +32,7 @@ void DirectDispatcher::allocate_backend(const Context& op, DispatchSaved& saved)
   saved.backend = DirectRouting{
       .rank_tJ = ints({saved.num_tokens(), max_ranks_of_token_}),
       .first_row_tJ = ints({saved.num_tokens(), max_ranks_of_token_}),
+      .row_of_slot_tK = ints(saved.routing.expert_ids_tK.shape()),
       .num_copies_1 = ints({1}),
       .home_Q = ints({max_copies}),
       .place_Q = ints({max_copies}),
@@ -84,10 +87,9 @@ void DirectDispatcher::store_counts(const DispatchSaved& saved) {
   }
 }
 
-void DirectDispatcher::store_records(const Placement& placement, const Tensor& next_row_E, bool nothing,
-                                     const DispatchSaved& saved) {
+void DirectDispatcher::store_records(const Placement& placement, const Tensor& next_row_E, const DispatchSaved& saved) {
   const DirectRouting& routing = direct_routing(saved);
-  const std::int64_t num_tokens = nothing ? 0 : saved.num_tokens(), top_k = options().top_k;
+  const std::int64_t num_tokens = saved.num_tokens(), top_k = options().top_k;
   const std::int64_t num_experts = options().num_experts, local = num_local_experts(), max_places = max_ranks_of_token_;
   const auto* expert_ids = saved.routing.expert_ids_tK.data<std::int32_t>();
   const auto* weights = saved.routing.weights_tK.data<float>();
@@ -96,6 +98,8 @@ void DirectDispatcher::store_records(const Placement& placement, const Tensor& n
   auto* next_row = next_row_E.data<std::int32_t>();
   auto* ranks = routing.rank_tJ.data<std::int32_t>();
   auto* first_rows = routing.first_row_tJ.data<std::int32_t>();
+  auto* row_of_slot = routing.row_of_slot_tK.data<std::int32_t>();
+  std::fill_n(row_of_slot, routing.row_of_slot_tK.num_elements(), -1);
   std::copy_n(first_row, num_experts, next_row);
   std::fill_n(ranks, routing.rank_tJ.num_elements(), -1);
   std::vector<std::int32_t> num_copies(static_cast<std::size_t>(num_ranks()), 0);
@@ -113,6 +117,8 @@ void DirectDispatcher::store_records(const Placement& placement, const Tensor& n
       const std::int32_t row = next_row[expert]++;
       TESSERA_CHECK(row < first_row[expert] + counts[expert], "expert {} has more than the {} rows counted", expert,
                     counts[expert]);
+      if (rows_in_round(row, 1, saved.num_rows()).size() == 0) continue;
+      row_of_slot[t * top_k + k] = row;
       // Choices are sorted by ascending rank, then by k.
       const auto rank = static_cast<int>(expert / local);
       std::size_t at = num_choices++;
@@ -136,7 +142,7 @@ void DirectDispatcher::store_records(const Placement& placement, const Tensor& n
   for (int peer = 0; peer < num_ranks(); ++peer) {
     window_.num_copies_P(peer).data<std::int32_t>()[group_.rank()] = num_copies[static_cast<std::size_t>(peer)];
   }
-  for (std::int64_t x = 0; x < num_experts && !nothing; ++x) {
+  for (std::int64_t x = 0; x < num_experts; ++x) {
     TESSERA_CHECK(next_row[x] == first_row[x] + counts[x], "expert {} has {} rows, counted {}", x,
                   next_row[x] - first_row[x], counts[x]);
   }
@@ -204,18 +210,17 @@ void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, c
                  direct_routing(saved).source_of_row_R, saved.num_rows_1(), x_RD);
   };
   if (op.measuring()) return deliver();
-  std::string overload;
   const auto store = [&](Buffer buffer) {
     if (buffer == Buffer::kCounts) return store_counts(saved);
-    store_records(placement, next_row_E, !overload.empty(), saved);
-    if (overload.empty()) store_tokens(tokens, Buffer::kRows, saved);
+    store_records(placement, next_row_E, saved);
+    store_tokens(tokens, Buffer::kRows, saved);
   };
   const auto read = [&](Buffer buffer) {
     if (buffer == Buffer::kCounts) {
-      const Tensor counts_PE = window_.counts_PE(group_.rank());
-      place_rows(counts_PE, saved.layer.alignment, placement);
-      overload = find_overload(counts_PE, placement, saved.layer, saved.num_rows(), options().capacity_factor);
-    } else if (overload.empty()) {
+      place_rows(window_.counts_PE(group_.rank()), saved.layer.alignment, placement);
+      *saved.num_rounds = count_rounds(placement, saved.num_rows());
+      cut_to_round(placement, saved.round, saved.num_rows());
+    } else {
       std::memcpy(saved.offsets_e1.raw(), row_bytes(placement.offsets_Pe1, group_.rank()),
                   saved.offsets_e1.num_bytes());
       read_records(saved);
@@ -223,7 +228,6 @@ void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, c
     }
   };
   run(Call::kDispatch, saved, store, read);
-  if (!overload.empty()) throw Error(overload);
 }
 
 void DirectDispatcher::send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op,
@@ -314,7 +318,12 @@ void DirectDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x
   };
   const auto read = [&](Buffer) {
     add_sums(saved, d_y_tD, write);
-    std::memcpy(d_weights_tK.raw(), window_.d_weights_tK(group_.rank()).raw(), d_weights_tK.num_bytes());
+    const auto* row_of_slot = direct_routing(saved).row_of_slot_tK.data<std::int32_t>();
+    const auto* received = window_.d_weights_tK(group_.rank()).data<float>();
+    auto* d_weights = d_weights_tK.data<float>();
+    for (std::int64_t slot = 0; slot < d_weights_tK.num_elements(); ++slot) {
+      d_weights[slot] = row_of_slot[slot] >= 0 ? received[slot] : 0.0f;
+    }
   };
   run(Call::kDispatchBackward, saved, store, read);
 }

@@ -24,6 +24,8 @@ class DirectDispatcher : public WindowDispatcher {
   DirectDispatcher(const DispatchOptions& options, ProcessGroup& group, StepHook* hook)
       : WindowDispatcher(options, group), hook_(hook) {}
 
+  bool has_rounds() const override { return options().capacity_factor > 0.0; }
+
  private:
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
   void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
@@ -45,9 +47,9 @@ class DirectDispatcher : public WindowDispatcher {
   void await(Call call, Flag flag, std::uint64_t epoch, const DispatchSaved& saved);
 
   void store_counts(const DispatchSaved& saved);
-  /// Decides where this rank's copies go, and stores their records. next_row_E is scratch memory. If `nothing` is set,
-  /// because there is no room, it stores that there are no copies.
-  void store_records(const Placement& placement, const Tensor& next_row_E, bool nothing, const DispatchSaved& saved);
+  /// Decides where this rank's copies go, and stores their records. The placement is cut to the round. next_row_E is
+  /// scratch memory.
+  void store_records(const Placement& placement, const Tensor& next_row_E, const DispatchSaved& saved);
   void store_tokens(const Payload& tokens, Buffer buffer, const DispatchSaved& saved);
   void read_records(const DispatchSaved& saved);
   /// Stores the sums of the copies' rows into the windows of their tokens' ranks. If weights_R is null, all weights are

@@ -18,6 +18,7 @@ struct GemmOperand {
   mx::Quantized rows;     // [M, K], blocks along K: for a GEMM that contracts K
   mx::Quantized columns;  // [K, M], blocks along M: for a GEMM that contracts M
 
+  bool defined() const { return plain.defined() || quantized(); }
   bool quantized() const { return rows.defined() || columns.defined(); }
 };
 

@@ -53,7 +53,7 @@ void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_
 
 /// Computes the same sums rank by rank. Each rank has `experts_per_rank` experts. First, the rows of one rank's experts
 /// are summed as combine_rows does, and the sum is rounded to y's type. Then these sums are added in float32, in the
-/// order of the ranks. expert_ids_TK is int32.
+/// order of the ranks. expert_ids_TK is int32. A slot whose row is -1 adds nothing.
 void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK,
                           const Tensor& weights_TK, const Tensor& expert_ids_TK, std::int64_t experts_per_rank,
                           const Tensor& y_TD, Write write);

@@ -143,8 +143,9 @@ void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tens
           rows.clear();
           weights.clear();
           for (std::int64_t k = 0; k < top_k; ++k) {
-            if (rank_of(k) != ranks[j]) continue;
-            rows.push_back(row_of<T>(x_RD, row_of<std::int32_t>(row_of_slot_TK, t)[k]));
+            const std::int32_t row = row_of<std::int32_t>(row_of_slot_TK, t)[k];
+            if (rank_of(k) != ranks[j] || row < 0) continue;
+            rows.push_back(row_of<T>(x_RD, row));
             weights.push_back(weights_TK.defined() ? weights_TK.data<float>()[t * top_k + k] : 1.0f);
           }
           sum_rows(

@@ -242,8 +242,9 @@ __global__ void __launch_bounds__(kThreads)
       if (rank == kNone) break;
       float part[kCount] = {};
       for (int k = 0; k < top_k; ++k) {
-        if (rank_of(k) != rank) continue;
-        const Lanes<T, kCount> row = get_lanes<kCount>(x + std::int64_t{row_of_slot[t * top_k + k]} * length + column);
+        const int idx = row_of_slot[t * top_k + k];
+        if (rank_of(k) != rank || idx < 0) continue;
+        const Lanes<T, kCount> row = get_lanes<kCount>(x + std::int64_t{idx} * length + column);
         const float factor = weights != nullptr ? weights[t * top_k + k] : 1.0f;
 #pragma unroll
         for (int lane = 0; lane < kCount; ++lane) part[lane] = fmaf(factor, to_float(row.x[lane]), part[lane]);

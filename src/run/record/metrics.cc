@@ -122,6 +122,7 @@ void MetricsWriter::Window::add(const StepResult& result) {
   tokens += result.num_tokens;
   ++steps;
   seconds += result.seconds;
+  later_rounds += result.later_rounds;
 }
 
 Rates MetricsWriter::Window::means(Clock::time_point end, int num_ranks) const {
@@ -129,7 +130,8 @@ Rates MetricsWriter::Window::means(Clock::time_point end, int num_ranks) const {
   return {.tokens_per_second = static_cast<double>(tokens) / elapsed / num_ranks,
           .mfu = {},
           .step_seconds = elapsed / num_steps,
-          .seconds = seconds / num_steps};
+          .seconds = seconds / num_steps,
+          .later_rounds = later_rounds / num_steps};
 }
 
 void MetricsWriter::step(const StepResult& result) {
@@ -179,6 +181,13 @@ void MetricsWriter::step(const StepResult& result) {
     line["expert_load_max_over_mean"] = *std::max_element(result.expert_load.begin(), result.expert_load.end());
     line["expert_load_per_layer"] = result.expert_load;
   }
+  if (rates.later_rounds > 0.0) {
+    line["dispatch_later_rounds"] = rates.later_rounds;
+    spdlog::warn(
+        "experts got more rows than parallelism.expert_parallel_capacity_factor has room for: {:.3g} later "
+        "rounds per step and rank. No token is dropped, but steps are slower; a larger factor avoids this",
+        rates.later_rounds);
+  }
   if (result.mtp_loss != 0.0) line["mtp_loss"] = json_number(result.mtp_loss);
   if (result.balance_loss != 0.0) line["balance_loss"] = json_number(result.balance_loss);
   for (const SiteSqnr& site : result.sqnr) {
@@ -223,6 +232,7 @@ void MetricsWriter::publish(const StepResult& result, const Rates& rates) {
     add("expert_load_ratio", "Tokens of the busiest expert over the mean", result.expert_load[i],
         {{"layer", options_.moe_layers[i]}});
   }
+  add("dispatch_later_rounds", "Rounds of dispatches beyond their first, per step and rank", rates.later_rounds);
   add("checkpoint_time_seconds", "Unix time of the last checkpoint, or of the process's begin", saved_at_);
   server_->publish(numbers);
 }
@@ -249,6 +259,7 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
     scalars.emplace_back(fmt::format("moe/expert_load_max_over_mean/{}", options_.moe_layers[i]),
                          result.expert_load[i]);
   }
+  if (rates.later_rounds > 0.0) scalars.emplace_back("moe/dispatch_later_rounds", rates.later_rounds);
   // A card per module would make hundreds of cards; metrics.jsonl has their numbers.
   for (const auto& [name, operand] : {std::pair{"x", &SiteSqnr::x}, {"w", &SiteSqnr::w}, {"dy", &SiteSqnr::d_y}}) {
     std::vector<double> sqnr;

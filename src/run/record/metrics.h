@@ -33,6 +33,7 @@ struct Rates {
   std::size_t memory_bytes = 0;
   double step_seconds = 0.0;
   PhaseSeconds seconds;
+  double later_rounds = 0.0;  // StepResult::later_rounds, per step
 };
 
 /// Returns the log's line of a step. With its time and level it has at most 100 columns, if rates are below 10 million.
@@ -79,6 +80,7 @@ class MetricsWriter {
     Clock::time_point begin;  // is put off by pauses
     std::int64_t tokens = 0, steps = 0;
     PhaseSeconds seconds = {};  // the sums over these steps
+    double later_rounds = 0.0;  // the same
 
     void add(const StepResult& result);
     /// Returns the means until `end`, when the last of these steps ended. Sets neither tflops, mfu nor memory_bytes.

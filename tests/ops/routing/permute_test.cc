@@ -134,6 +134,19 @@ TEST_P(Permute, CombinesRankByRank) {
   }
 }
 
+// Slots 1 and 6 have no row: the same as a weight of 0.
+TEST_P(Permute, CombinesRankByRankWithoutSomeRows) {
+  sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
+  const Tensor out = randoms({8, 30}), weights = random({4, 2}), y = randoms({4, 30}), expected = randoms({4, 30});
+  const Tensor some_weights = random({4, 2});
+  copy(context(), weights, some_weights);
+  for (const std::int64_t slot : {1, 6}) some_weights.data<float>()[slot] = 0.0f;
+  combine_rows_by_rank(context(), out, row_of_slot_, some_weights, ids_, 3, expected, Write::kAssign);
+  for (const std::int64_t slot : {1, 6}) row_of_slot_.data<std::int32_t>()[slot] = -1;
+  combine_rows_by_rank(context(), out, row_of_slot_, weights, ids_, 3, y, Write::kAssign);
+  EXPECT_EQ(doubles(y), doubles(expected));
+}
+
 TEST_P(Permute, GathersRowsOfBytes) {
   const Tensor x = randoms({4, 7}), y = randoms({5, 7});
   const std::vector<std::int32_t> sources = {7, -1, 0, 1, 4};
