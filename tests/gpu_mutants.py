@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Shows that the GPU's gradient tests notice kernels that scale or add up wrongly.
+"""Shows that the GPU's gradient tests notice kernels that scale or add up wrongly, and exchanges that are missing.
 
-    tests/gpu_mutants.py BUILD [--only PART] [--jobs N]
+    tests/gpu_mutants.py BUILD [--meshes] [--only PART] [--jobs N]
 
 Each mutant changes one line of a source. The script compiles that source beside the build's objects and links it with
-them. The case of CudaGradients that runs the kernel must then fail. The sources and the build do not change. The script
-needs a GPU and a build with test_step_cuda. It prints a line per mutant, and fails if a mutant passes its test.
+them. The case of CudaGradients that runs the kernel must then fail, or with --meshes that of GradientsOnGpus. The
+sources and the build do not change. The script needs a GPU and a build with test_step_cuda. It prints
+a line per mutant, and fails if a mutant passes its test.
 """
 
 import argparse
@@ -23,86 +24,104 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TARGET = "tests/step/test_step_cuda"
 FP8, EXACT, BF16 = "sm90_grouped_gemm_fp8", "sm90_grouped_gemm_exact", "sm90_grouped_gemm"
 
-# Each mutant is: the description of what is wrong, the file in src/ops that changes, the text to replace, its
-# replacement, the source in src/ops to compile, and the case that must fail.
+# Each mutant is: the description of what is wrong, the file in src that changes, the text to replace, its
+# replacement, the source in src to compile, and the case that must fail.
 MUTANTS = [
-    ("bfloat16 products forget the first step", f"gemm/sm90/{BF16}.cuh", "warpgroup, step > 0);",
-     "warpgroup, step > 0 && (kWgrad || step != 1));", f"gemm/sm90/{BF16}.cu", "bfloat16"),
-    ("bfloat16 weight gradients forget the first step", f"gemm/sm90/{BF16}.cuh", "warpgroup, step > 0);",
-     "warpgroup, step > 0 && (!kWgrad || step != 1));", f"gemm/sm90/{BF16}.cu", "bfloat16"),
-    ("bfloat16 weight gradients: later parts of a sum are lost", f"gemm/sm90/{BF16}.cuh",
-     "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"gemm/sm90/{BF16}.cu", "bfloat16"),
-    ("bfloat16 weight gradients count the next expert's rows", f"gemm/sm90/{BF16}.cuh",
-     "if (num_valid < kStepK)", "if (num_valid < 0)", f"gemm/sm90/{BF16}.cu", "bfloat16"),
-    ("8-bit products: rows have their neighbours' scales", f"gemm/sm90/{FP8}.cuh",
-     "d[i] += scale[i / 2 % 2] * sum[i];", "d[i] += scale[0] * sum[i];", f"gemm/sm90/{FP8}.cu", "mxfp8"),
-    ("8-bit products, float32 scales: the same", f"gemm/sm90/{FP8}.cuh",
-     "d[i] += scale[i / 2 % 2] * sum[i];", "d[i] += scale[0] * sum[i];", f"gemm/sm90/{FP8}.cu", "fp8_blockwise"),
-    ("8-bit products forget the second step", f"gemm/sm90/{FP8}.cuh", "add(d[wave], sum, scale);",
-     "if (step != 1) add(d[wave], sum, scale);", f"gemm/sm90/{FP8}.cu", "mxfp8"),
-    ("8-bit products: all experts have the first one's scales", f"gemm/sm90/{FP8}.cuh",
-     "kFloat ? std::int64_t{work.expert} *", "kFloat ? std::int64_t{0} *", f"gemm/sm90/{FP8}.cu", "fp8_blockwise"),
-    ("8-bit weight gradients: rows have their neighbours' scales", f"gemm/sm90/{FP8}.cuh",
-     "* sum[i] * scale[i / 2 % 2];", "* sum[i] * scale[0];", f"gemm/sm90/{FP8}.cu", "mxfp8"),
-    ("8-bit weight gradients: columns have others' scales", f"gemm/sm90/{FP8}.cuh",
-     "scale_position(j0 % kBox + x)", "(j0 % kBox + x)", f"gemm/sm90/{FP8}.cu", "fp8_blockwise"),
-    ("8-bit weight gradients: later parts of a sum are lost", f"gemm/sm90/{FP8}.cuh",
-     "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"gemm/sm90/{FP8}.cu", "mxfp8"),
-    ("exact products: both blocks have the first one's scale", f"gemm/sm90/{EXACT}.cuh",
-     "shared.scales[at.stage][in_tile][t / 2]", "shared.scales[at.stage][in_tile][0]", f"gemm/sm90/{FP8}.cu", "mxfp8_exact"),
-    ("exact products forget the second step", f"gemm/sm90/{EXACT}.cuh", "      multiply<kColumns>(d, a);",
-     "      if (k != 1) multiply<kColumns>(d, a);", f"gemm/sm90/{FP8}.cu", "mxfp8_exact"),
-    ("exact weight gradients: rows have their neighbours' scales", "gemm/quantized_gemm_cuda.cu",
+    ("bfloat16 products forget the first step", f"ops/gemm/sm90/{BF16}.cuh", "warpgroup, step > 0);",
+     "warpgroup, step > 0 && (kWgrad || step != 1));", f"ops/gemm/sm90/{BF16}.cu", "bfloat16"),
+    ("bfloat16 weight gradients forget the first step", f"ops/gemm/sm90/{BF16}.cuh", "warpgroup, step > 0);",
+     "warpgroup, step > 0 && (!kWgrad || step != 1));", f"ops/gemm/sm90/{BF16}.cu", "bfloat16"),
+    ("bfloat16 weight gradients: later parts of a sum are lost", f"ops/gemm/sm90/{BF16}.cuh",
+     "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"ops/gemm/sm90/{BF16}.cu", "bfloat16"),
+    ("bfloat16 weight gradients count the next expert's rows", f"ops/gemm/sm90/{BF16}.cuh",
+     "if (num_valid < kStepK)", "if (num_valid < 0)", f"ops/gemm/sm90/{BF16}.cu", "bfloat16"),
+    ("8-bit products: rows have their neighbours' scales", f"ops/gemm/sm90/{FP8}.cuh",
+     "d[i] += scale[i / 2 % 2] * sum[i];", "d[i] += scale[0] * sum[i];", f"ops/gemm/sm90/{FP8}.cu", "mxfp8"),
+    ("8-bit products, float32 scales: the same", f"ops/gemm/sm90/{FP8}.cuh",
+     "d[i] += scale[i / 2 % 2] * sum[i];", "d[i] += scale[0] * sum[i];", f"ops/gemm/sm90/{FP8}.cu", "fp8_blockwise"),
+    ("8-bit products forget the second step", f"ops/gemm/sm90/{FP8}.cuh", "add(d[wave], sum, scale);",
+     "if (step != 1) add(d[wave], sum, scale);", f"ops/gemm/sm90/{FP8}.cu", "mxfp8"),
+    ("8-bit products: all experts have the first one's scales", f"ops/gemm/sm90/{FP8}.cuh",
+     "kFloat ? std::int64_t{work.expert} *", "kFloat ? std::int64_t{0} *", f"ops/gemm/sm90/{FP8}.cu", "fp8_blockwise"),
+    ("8-bit weight gradients: rows have their neighbours' scales", f"ops/gemm/sm90/{FP8}.cuh",
+     "* sum[i] * scale[i / 2 % 2];", "* sum[i] * scale[0];", f"ops/gemm/sm90/{FP8}.cu", "mxfp8"),
+    ("8-bit weight gradients: columns have others' scales", f"ops/gemm/sm90/{FP8}.cuh",
+     "scale_position(j0 % kBox + x)", "(j0 % kBox + x)", f"ops/gemm/sm90/{FP8}.cu", "fp8_blockwise"),
+    ("8-bit weight gradients: later parts of a sum are lost", f"ops/gemm/sm90/{FP8}.cuh",
+     "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"ops/gemm/sm90/{FP8}.cu", "mxfp8"),
+    ("exact products: both blocks have the first one's scale", f"ops/gemm/sm90/{EXACT}.cuh",
+     "shared.scales[at.stage][in_tile][t / 2]", "shared.scales[at.stage][in_tile][0]",
+     f"ops/gemm/sm90/{FP8}.cu", "mxfp8_exact"),
+    ("exact products forget the second step", f"ops/gemm/sm90/{EXACT}.cuh", "      multiply<kColumns>(d, a);",
+     "      if (k != 1) multiply<kColumns>(d, a);", f"ops/gemm/sm90/{FP8}.cu", "mxfp8_exact"),
+    ("exact weight gradients: rows have their neighbours' scales", "ops/gemm/quantized_gemm_cuda.cu",
      "scales[(row + i) * (num_rows / mx::kBlock) +", "scales[row * (num_rows / mx::kBlock) +",
-     "gemm/quantized_gemm_cuda.cu", "mxfp8_exact"),
-    ("quantizer: scales are rounded down", "quantize/tile_quantizer.cuh", "mx::float_of(amax[b]), format.mode)",
-     "mx::float_of(amax[b]), mx::ScalingMode::kFloor)", "quantize/quantize_cuda.cu", "mxfp8_exact"),
-    ("quantizer: a wide block's scale is that of its first half", "quantize/tile_quantizer.cuh",
+     "ops/gemm/quantized_gemm_cuda.cu", "mxfp8_exact"),
+    ("quantizer: scales are rounded down", "ops/quantize/tile_quantizer.cuh", "mx::float_of(amax[b]), format.mode)",
+     "mx::float_of(amax[b]), mx::ScalingMode::kFloor)", "ops/quantize/quantize_cuda.cu", "mxfp8_exact"),
+    ("quantizer: a wide block's scale is that of its first half", "ops/quantize/tile_quantizer.cuh",
      "max(max(amax[0], amax[1]), max(amax[2], amax[3]));\n    if", "max(amax[0], amax[1]);\n    if",
-     "quantize/quantize_cuda.cu", "fp8_blockwise"),
-    ("SwiGLU quantizes with scales that are rounded down", "quantize/tile_quantizer.cuh",
+     "ops/quantize/quantize_cuda.cu", "fp8_blockwise"),
+    ("SwiGLU quantizes with scales that are rounded down", "ops/quantize/tile_quantizer.cuh",
      "mx::float_of(amax[b]), format.mode)", "mx::float_of(amax[b]), mx::ScalingMode::kFloor)",
-     "elementwise/swiglu_cuda.cu",
+     "ops/elementwise/swiglu_cuda.cu",
      "mxfp8_exact"),
-    ("rows are gathered and quantized with scales that are rounded down", "quantize/tile_quantizer.cuh",
+    ("rows are gathered and quantized with scales that are rounded down", "ops/quantize/tile_quantizer.cuh",
      "mx::float_of(amax[b]), format.mode)", "mx::float_of(amax[b]), mx::ScalingMode::kFloor)",
-     "routing/permute_cuda.cu",
+     "ops/routing/permute_cuda.cu",
      "mxfp8_exact"),
-    ("RMSNorm quantizes with scales that are rounded down", "quantize/tile_quantizer.cuh",
-     "mx::float_of(amax[b]), format.mode)", "mx::float_of(amax[b]), mx::ScalingMode::kFloor)", "norm/rmsnorm_cuda.cu",
-     "mxfp8_exact"),
-    ("dense products assign where they should add", "gemm/gemm_cuda.cu", "key.accumulate ? 1.0f : 0.0f", "0.0f",
-     "gemm/gemm_cuda.cu", "bfloat16"),
-    ("attention's scale is 0.5 % off", "attention/mla_attention_cuda.cu", ".scale = dims.scale,",
-     ".scale = dims.scale * 1.005f,", "attention/mla_attention_cuda.cu", "bfloat16"),
-    ("attention: the shared key's gradient misses a head", "attention/mla_attention_cuda.cu", "for (unsigned head = 0;",
-     "for (unsigned head = 1;", "attention/mla_attention_cuda.cu", "bfloat16"),
-    ("combine: a token's last row has no weight", "routing/permute_cuda.cu", "if (begin + i >= top_k) break;",
-     "if (begin + i >= top_k - 1) break;", "routing/permute_cuda.cu", "bfloat16"),
-    ("RMSNorm: the weight's gradient misses a warp's rows", "norm/rmsnorm_cuda.cu",
+    ("RMSNorm quantizes with scales that are rounded down", "ops/quantize/tile_quantizer.cuh",
+     "mx::float_of(amax[b]), format.mode)", "mx::float_of(amax[b]), mx::ScalingMode::kFloor)",
+     "ops/norm/rmsnorm_cuda.cu", "mxfp8_exact"),
+    ("dense products assign where they should add", "ops/gemm/gemm_cuda.cu", "key.accumulate ? 1.0f : 0.0f", "0.0f",
+     "ops/gemm/gemm_cuda.cu", "bfloat16"),
+    ("attention's scale is 0.5 % off", "ops/attention/mla_attention_cuda.cu", ".scale = dims.scale,",
+     ".scale = dims.scale * 1.005f,", "ops/attention/mla_attention_cuda.cu", "bfloat16"),
+    ("attention: the shared key's gradient misses a head", "ops/attention/mla_attention_cuda.cu",
+     "for (unsigned head = 0;", "for (unsigned head = 1;", "ops/attention/mla_attention_cuda.cu", "bfloat16"),
+    ("combine: a token's last row has no weight", "ops/routing/permute_cuda.cu", "if (begin + i >= top_k) break;",
+     "if (begin + i >= top_k - 1) break;", "ops/routing/permute_cuda.cu", "bfloat16"),
+    ("RMSNorm: the weight's gradient misses a warp's rows", "ops/norm/rmsnorm_cuda.cu",
      "i < kMaxThreads / kWarp; ++i) sum +=",
-     "i < kMaxThreads / kWarp - 1; ++i) sum +=", "norm/rmsnorm_cuda.cu", "bfloat16"),
-    ("embedding: long runs miss a row", "elementwise/embedding_cuda.cu", "for (int line = 0; line < count;",
-     "for (int line = 1; line < count;", "elementwise/embedding_cuda.cu", "bfloat16"),
-    ("cross-entropy: the label's part is 0.5 % off", "loss/cross_entropy_cuda.cu", "is_label ? part - scale :",
-     "is_label ? part - scale * 1.005f :", "loss/cross_entropy_cuda.cu", "bfloat16"),
+     "i < kMaxThreads / kWarp - 1; ++i) sum +=", "ops/norm/rmsnorm_cuda.cu", "bfloat16"),
+    ("embedding: long runs miss a row", "ops/elementwise/embedding_cuda.cu", "for (int line = 0; line < count;",
+     "for (int line = 1; line < count;", "ops/elementwise/embedding_cuda.cu", "bfloat16"),
+    ("cross-entropy: the label's part is 0.5 % off", "ops/loss/cross_entropy_cuda.cu", "is_label ? part - scale :",
+     "is_label ? part - scale * 1.005f :", "ops/loss/cross_entropy_cuda.cu", "bfloat16"),
     # By less than half a step of 8 bits it would be rounded away.
-    ("cross-entropy in 8 bits: the label's part is 10 % off", "loss/cross_entropy_cuda.cu", "is_label ? part - scale :",
-     "is_label ? part - scale * 1.1f :", "loss/cross_entropy_cuda.cu", "mxfp8_output"),
+    ("cross-entropy in 8 bits: the label's part is 10 % off", "ops/loss/cross_entropy_cuda.cu",
+     "is_label ? part - scale :", "is_label ? part - scale * 1.1f :", "ops/loss/cross_entropy_cuda.cu", "mxfp8_output"),
+]
+
+# These drop one exchange between ranks. Cases of GradientsOnGpus must fail. `--meshes` runs them, on two GPUs.
+MESH_MUTANTS = [
+    ("FSDP: a unit's gradients are not summed", "params/unit_slots.cc",
+     "if (bucket.unit != slot.unit || !table_->sharded(bucket)) continue;\n    const std::int64_t size",
+     "if (bucket.unit != slot.unit || bucket.unit == 2 || !table_->sharded(bucket)) continue;\n"
+     "    const std::int64_t size", "params/unit_slots.cc", "fsdp2_bfloat16"),
+    ("replicas: gradients are not summed", "params/parameters.cc",
+     'mesh().dp_replicate.all_reduce(all_gradients(), "the gradients of the replicas").wait();', "",
+     "params/parameters.cc", "replicate2_bfloat16"),
+    ("tensor parallelism: the shared key's gradient is not summed", "model/attention.cc",
+     "reduce_scatter(context, TokenSet::kSequences, d_k_rope, wkv_a_.name())", "context.local_rows(d_k_rope)",
+     "model/attention.cc", "tp2_bfloat16"),
+    ("tensor parallelism: the last norm's gradient is not summed", "model/head.cc",
+     "reduce_scatter(context, TokenSet::kMicroBatch, d_y_TD, name)", "context.local_rows(d_y_TD)", "model/head.cc",
+     "tp2_fp8_blockwise"),
 ]
 
 
 def problems():
     """Returns the mutants that no longer fit the sources. `make test` expects none."""
     found = []
-    for what, changed, before, _, source, _ in MUTANTS:
+    for what, changed, before, _, source, _ in MUTANTS + MESH_MUTANTS:
         for path in (changed, source):
-            if not (ROOT / "src/ops" / path).exists():
-                found.append(f"{what}: no src/ops/{path}")
-        path = ROOT / "src/ops" / changed
+            if not (ROOT / "src" / path).exists():
+                found.append(f"{what}: no src/{path}")
+        path = ROOT / "src" / changed
         times = path.read_text().count(before) if path.exists() else 1
         if times != 1:
-            found.append(f"{what}: src/ops/{changed} has {times} times and not once: {before}")
+            found.append(f"{what}: src/{changed} has {times} times and not once: {before}")
     return found
 
 
@@ -127,14 +146,25 @@ def link_command(build, objects, output):
     return link.replace(f"-o {TARGET} ", f"-o {output} {objects} ")
 
 
+def of_unity(source, commands, target):
+    """Returns the command for the sources that are compiled as one with `source`. `target` becomes a source that
+    includes the same ones from the mutant's folder."""
+    for unity in (file for file in commands if "/Unity/" in file):
+        text = pathlib.Path(unity).read_text()
+        if f'"{ROOT / "src" / source}"' in text:
+            target.write_text(text.replace(str(ROOT / "src"), str(target.with_suffix(".src"))))
+            return commands[unity].replace(unity, str(target))
+    sys.exit(f"no command compiles src/{source}")
+
+
 def make(mutant, number, build, commands, scratch):
     """Builds the test program with the mutant, and returns the program's path."""
     _, changed, before, after, source, _ = mutant
     copy, made, program = (scratch / f"{number}.{what}" for what in ("src", "o", "test"))
     shutil.copytree(ROOT / "src", copy)
-    path = copy / "ops" / changed
+    path = copy / changed
     path.write_text(path.read_text().replace(before, after))
-    command = commands[str(ROOT / "src/ops" / source)]
+    command = commands.get(str(ROOT / "src" / source)) or of_unity(source, commands, scratch / f"{number}.cxx")
     command = command.replace(str(ROOT / "src"), str(copy))
     must(re.sub(r" -o \S+", f" -o {made}", command), build)
     must(link_command(build, made, program), build)
@@ -144,6 +174,7 @@ def make(mutant, number, build, commands, scratch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--meshes", action="store_true", help="mutants of what several GPUs exchange")
     parser.add_argument("--only", default="", help="mutants whose description has this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     args = parser.parse_args()
@@ -152,7 +183,8 @@ def main():
         sys.exit("\n".join(problems()))
     build = args.build.resolve()
     commands = {one["file"]: one["command"] for one in json.loads((build / "compile_commands.json").read_text())}
-    mutants = [mutant for mutant in MUTANTS if args.only in mutant[0]]
+    suite = "GradientsOnGpus" if args.meshes else "CudaGradients"
+    mutants = [mutant for mutant in (MESH_MUTANTS if args.meshes else MUTANTS) if args.only in mutant[0]]
     survivors = 0
     with (tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool,
           concurrent.futures.ThreadPoolExecutor(4) as tests):
@@ -160,7 +192,7 @@ def main():
                     for number, mutant in enumerate(mutants)]
 
         def test(program, mutant):
-            return run(f"{program.result()} --gtest_filter=*CudaGradients*/{mutant[-1]}", build)
+            return run(f"{program.result()} --gtest_filter=*{suite}*/{mutant[-1]}", build)
 
         for mutant, (status, said) in zip(mutants, tests.map(test, programs, mutants)):
             # A test that fails says which parameters are wrong. A program that ends in another way has shown nothing.
