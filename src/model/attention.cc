@@ -244,7 +244,7 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
   }
   const LinearSite& queries = compressed_ ? compressed_->wq_b : *wq_;
   const Tensor d_q = queries.for_wgrad(context).allocate(saved.q.shape());
-  const Tensor d_kv = wkv_b_.for_wgrad(context).allocate(saved.kv.shape());
+  const Tensor d_kv = context.allocate(saved.kv.shape());
   const Tensor d_kv_a_tC = wkv_a_.for_wgrad(context).allocate(saved.kv_a_tC.shape());
   const Tensor d_latent_part_tC = d_kv_a_tC.columns(0, latent);
   const Tensor d_k_rope_t = d_kv_a_tC.columns(latent, d_kv_a_tC.dim(1));
@@ -262,7 +262,7 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
   {
     const ArenaScope latent_scope(*op.arena);
     const Tensor d_latent_tC = context.allocate(d_latent_part_tC.shape());
-    wkv_b_.backward(context, d_kv, saved.kv_latent_KC, d_latent_tC);
+    wkv_b_.backward(at_once(context), d_kv, saved.kv_latent_KC, d_latent_tC);
     kv_norm_.backward(context, d_latent_tC, saved.kv_a_tC.columns(0, latent), saved.kv_rstd_t, d_latent_part_tC);
   }
   wkv_a_.backward(context, d_kv_a_tC, y_tD, d_y_tD);

@@ -182,6 +182,14 @@ inline LayerContext for_deferred(const LayerContext& context) {
   return result;
 }
 
+/// Returns the context for a site whose weight gradient is not deferred, because its operands would take much memory
+/// for little computation.
+inline LayerContext at_once(const LayerContext& context) {
+  LayerContext result = context;
+  result.deferred = nullptr;
+  return result;
+}
+
 template <typename WriteInput>
 GemmOperand LinearSite::gather_written(const LayerContext& context, const Shape& shape, Reader reader,
                                        const GemmOperand& have, WriteInput&& write) const {

@@ -178,16 +178,15 @@ void Moe::experts_backward(const LayerContext& context, const Tensor& y_tD, cons
     dispatcher.combine_backward(op, d_out_tD, rows.dispatch, d_out_RD);
     side.join();
   }
-  const Tensor d_a_RF = w2_.for_wgrad(context).allocate({rows_shape[0], context.config().moe_inter_dim});
+  const Tensor d_a_RF = context.allocate({rows_shape[0], context.config().moe_inter_dim});
   w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
   // In plain form, d_h overwrites h, and the activations overwrite d_a.
   const GemmOperand d_h_R2F = allocate_operand(context, rows.h_R2F.shape(), w13_.gradient_forms(context), rows.h_R2F);
-  const GemmOperand weighted_a_RF =
-      allocate_operand(for_deferred(context), d_a_RF.shape(), w2_.product_forms(context).wgrad, d_a_RF);
+  const GemmOperand weighted_a_RF = allocate_operand(context, d_a_RF.shape(), w2_.product_forms(context).wgrad, d_a_RF);
   const Tensor d_weights_R = context.allocate(weights_R.shape(), DType::kFloat32);
   swiglu_backward_weighted(op, d_a_RF, rows.h_R2F, weights_R, rows.dispatch.num_rows_1(), d_h_R2F, weighted_a_RF,
                            d_weights_R);
-  w2_.wgrad(context, d_out_RD, weighted_a_RF, offsets_e1);
+  w2_.wgrad(at_once(context), d_out_RD, weighted_a_RF, offsets_e1);
   if (rows.x_RD.defined()) {
     w13_.wgrad(context, d_h_R2F, rows.x_RD, offsets_e1);
   } else if (context.deferred != nullptr) {
