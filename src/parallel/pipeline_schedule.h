@@ -6,8 +6,8 @@
 //
 // A message is what one stage sends to the next. Forward it is a micro-batch's activation, and backward its gradient.
 // Sends do not block. A rank receives the inputs of an action before it begins the action. Between two ranks,
-// activations are received in the order in which they were sent, and so are gradients. The two kinds together are not
-// in order, except in k1F1B. So messages carry tags, or each kind has its own channel.
+// activations are needed in the order in which they are sent, and so are gradients. The two kinds together are not,
+// except in k1F1B (pipeline_messages.h).
 //
 // Sources:
 // - 1F1B (PipeDream-Flush): arXiv 2006.09503

@@ -9,11 +9,6 @@
 namespace tessera {
 namespace {
 
-enum class Direction : std::uint8_t { kForward, kBackward };
-
-/// Messages into a stage, of one direction, come in the order in which they were sent.
-int tag_of(int stage, Direction direction) { return 2 * stage + (direction == Direction::kForward ? 0 : 1); }
-
 /// Names the pass of the operators that follow in the record, if there is one.
 void name_pass(const Context& op, int stage, PipelinePass::Kind kind) {
   if (op.record == nullptr) return;
@@ -26,7 +21,10 @@ void name_pass(const Context& op, int stage, PipelinePass::Kind kind) {
 }  // namespace
 
 Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
-    : model_(model), mesh_(mesh), schedule_(std::move(schedule)) {
+    : model_(model),
+      mesh_(mesh),
+      schedule_(std::move(schedule)),
+      receives_(posted_receives(schedule_, mesh.pp.rank())) {
   TESSERA_CHECK(schedule_.num_ranks == mesh_.pp.size(), "{} {}", schedule_.num_ranks, mesh_.pp.size());
   const std::vector<int> num_slots = most_held(schedule_);
   if (splits_backward()) num_deferred_ = static_cast<std::size_t>(most_deferred(schedule_, mesh_.pp.rank()));
@@ -35,7 +33,8 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
     check_order(stage);
     stages_.push_back({.stage = stage,
                        .num_slots = static_cast<std::size_t>(num_slots[static_cast<std::size_t>(stage)]),
-                       .slots = {}});
+                       .slots = {},
+                       .inputs = {}});
   }
   TESSERA_CHECK(stages_.size() == model_.num_stages(), "{} {}", stages_.size(), model_.num_stages());
   open_links();
@@ -54,22 +53,12 @@ void Executor::check_order(int stage) const {
 
 void Executor::open_links() {
   std::vector<ProcessGroup::Link> links;
-  for (int stage = 0; stage + 1 < schedule_.num_stages(); ++stage) {
-    const int here = rank_of(stage), next = rank_of(stage + 1);
-    if (here == next) continue;
-    links.push_back({.from = here, .to = next, .tag = tag_of(stage + 1, Direction::kForward)});
-    links.push_back({.from = next, .to = here, .tag = tag_of(stage, Direction::kBackward)});
+  for (int from = 0; from < schedule_.num_ranks; ++from) {
+    for (int to = 0; to < schedule_.num_ranks; ++to) {
+      if (from == to || messages_between(schedule_, from, to).empty()) continue;
+      links.push_back({.from = from, .to = to, .tag = tag_of(from, to)});
+    }
   }
-  // Each link has its own stream. The driver has 32 queues for all streams (device/cuda.cc), and half of them are left
-  // for the other groups.
-  constexpr std::ptrdiff_t kMaxLinks = 16;
-  const auto num_own = std::ranges::count_if(links, [&](const ProcessGroup::Link& link) {
-    return link.from == mesh_.pp.rank() || link.to == mesh_.pp.rank();
-  });
-  require(model_.options().device == Device::kCpu || num_own <= kMaxLinks,
-          "the pipeline has {} stages, so that rank {} of it has {} links to others; on GPUs {} are possible: make "
-          "parallelism.pipeline_parallel_layers_per_stage larger",
-          schedule_.num_stages(), mesh_.pp.rank(), num_own, kMaxLinks);
   if (!links.empty()) mesh_.pp.open_links(links);
 }
 
@@ -103,7 +92,7 @@ void Executor::record_message(int to, const Tensor& x_tD) {
 }
 
 void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
-                         Arena& deferred) {
+                         Arena& deferred, Arena& input) {
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
   const ArenaScope scope(*op.arena);
   StageSaved saved = make_saved(stage);
@@ -111,7 +100,7 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
   if (saved.deferred) saved.deferred->set_arena(&deferred);
   // The input of a stage whose predecessor is on this rank lies in that one's slot.
   const bool is_fed_here = stage.stage > 0 && is_local(stage.stage - 1);
-  if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(is_fed_here ? *op.arena : arena, batch);
+  if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(is_fed_here ? *op.arena : input, batch);
   name_pass(op, stage.stage, PipelinePass::Kind::kForward);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
   if (op.measuring()) record_message(stage.stage + 1, saved.out_tD);
@@ -125,11 +114,12 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
 
 void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
   for (LocalStage& stage : stages_) {
-    Arena arena(op.target()), deferred(op.target());
+    Arena arena(op.target()), deferred(op.target()), input(op.target());
     mesh_.set_record(op.record);
-    run_alone(op, stage, batch, probe, arena, deferred);
+    run_alone(op, stage, batch, probe, arena, deferred, input);
     mesh_.set_record(nullptr);
     stage.slot_bytes = std::max(stage.slot_bytes, arena.peak());
+    stage.input_bytes = std::max(stage.input_bytes, input.peak());
     deferred_bytes_ = std::max(deferred_bytes_, deferred.peak());
     const ArenaScope scope(*op.arena);
     Context unrecorded = op;
@@ -140,7 +130,9 @@ void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
 
 std::size_t Executor::num_bytes() const {
   std::size_t sum = num_deferred_ * deferred_bytes_;
-  for (const LocalStage& stage : stages_) sum += stage.num_slots * stage.slot_bytes;
+  for (const LocalStage& stage : stages_) {
+    sum += stage.num_slots * stage.slot_bytes + num_input_buffers(stage.num_slots) * stage.input_bytes;
+  }
   return sum;
 }
 
@@ -159,6 +151,10 @@ void Executor::allocate() {
       }
       stage.slots.push_back(std::move(slot));
     }
+    for (std::size_t i = 0; stage.input_bytes > 0 && i < num_input_buffers(stage.num_slots); ++i) {
+      stage.inputs.push_back(std::make_unique<Input>());
+      stage.inputs.back()->arena = Arena(stage.input_bytes, model_.options().device);
+    }
   }
 }
 
@@ -169,9 +165,11 @@ void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) 
     Arena none;
     Arena& arena = stage.slots.front()->arena;
     Arena& deferred = deferred_.empty() ? none : *deferred_.front();
-    run_alone(op, stage, batch, probe, arena, deferred);
+    Arena& input = stage.inputs.empty() ? none : stage.inputs.front()->arena;
+    run_alone(op, stage, batch, probe, arena, deferred, input);
     arena.release_to(0);
     deferred.release_to(0);
+    input.release_to(0);
   }
   model_.set_force_load_balance(forced);
 }
@@ -183,34 +181,49 @@ Executor::Slot* Executor::slot_of(LocalStage& stage, int micro_batch) {
   return nullptr;
 }
 
-Executor::Slot* Executor::take_free_slot(LocalStage& stage, int micro_batch) {
+Executor::Slot& Executor::take_free_slot(LocalStage& stage, int micro_batch) {
   Slot* slot = slot_of(stage, -1);
-  if (slot == nullptr) return nullptr;
+  TESSERA_CHECK(slot != nullptr, "stage {}, micro-batch {}", stage.stage, micro_batch);
   slot->sent_output.wait();
   slot->sent_gradient.wait();
   slot->arena.release_to(0);
   slot->micro_batch = micro_batch;
-  slot->input_posted = false;
-  return slot;
+  return *slot;
 }
 
-void Executor::prepare(const PipelinePass& pass, const Batch& batch) {
-  if (pass.kind != PipelinePass::Kind::kForward) return;
-  LocalStage& stage = local(pass.stage);
-  Slot* slot = slot_of(stage, pass.micro_batch);
-  if (slot == nullptr) slot = take_free_slot(stage, pass.micro_batch);
-  if (slot == nullptr || slot->input_posted || pass.stage == 0 || is_local(pass.stage - 1)) return;
-  slot->input_posted = true;
-  slot->saved.x_tD = boundary(slot->arena, batch);
-  slot->input = mesh_.pp.receive(slot->saved.x_tD, rank_of(pass.stage - 1), tag_of(pass.stage, Direction::kForward),
-                                 "activations");
+Executor::Input* Executor::input_of(LocalStage& stage, int micro_batch) {
+  for (const auto& input : stage.inputs) {
+    if (input->micro_batch == micro_batch) return input.get();
+  }
+  return nullptr;
+}
+
+void Executor::post(const PipelineMessage& message, const Batch& batch) {
+  LocalStage& stage = local(message.stage);
+  const int from = rank_of(message.stage + (message.is_gradient ? 1 : -1)), tag = tag_of(from, mesh_.pp.rank());
+  if (message.is_gradient) {
+    // It shares the output's memory: the gradient is sent only after the output has arrived. MPI does not promise this
+    // for a send that has not completed, but no MPI writes before a message comes.
+    Slot* slot = slot_of(stage, message.micro_batch);
+    TESSERA_CHECK(slot != nullptr, "stage {}, micro-batch {}", message.stage, message.micro_batch);
+    slot->gradient = mesh_.pp.receive(slot->saved.d_tD, from, tag, "gradients");
+    return;
+  }
+  Input* input = input_of(stage, -1);
+  TESSERA_CHECK(input != nullptr, "stage {}, micro-batch {}", message.stage, message.micro_batch);
+  input->micro_batch = message.micro_batch;
+  input->arena.release_to(0);
+  input->x_tD = boundary(input->arena, batch);
+  input->received = mesh_.pp.receive(input->x_tD, from, tag, "activations");
 }
 
 void Executor::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                        PhaseClock& clock, SiteProbe* probe) {
   LocalStage& stage = local(pass.stage);
-  Slot* slot = slot_of(stage, pass.micro_batch);
+  Slot* slot = pass.kind == PipelinePass::Kind::kForward ? &take_free_slot(stage, pass.micro_batch)
+                                                         : slot_of(stage, pass.micro_batch);
   TESSERA_CHECK(slot != nullptr, "{}", describe(pass));
+  Input* input = input_of(stage, pass.micro_batch);
   StageSaved& saved = slot->saved;
   const bool is_first = pass.stage == 0, is_last = pass.stage + 1 == schedule_.num_stages();
   clock.begin();
@@ -220,16 +233,14 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       if (!is_first && is_local(pass.stage - 1)) {
         saved.x_tD = slot_of(local(pass.stage - 1), pass.micro_batch)->saved.out_tD;  // which stays until its backward
       }
-      slot->input.wait();
+      if (input != nullptr) {
+        input->received.wait();
+        saved.x_tD = input->x_tD;
+      }
       model_.forward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_last && !is_local(pass.stage + 1)) {
-        slot->sent_output = mesh_.pp.send(saved.out_tD, rank_of(pass.stage + 1),
-                                          tag_of(pass.stage + 1, Direction::kForward), "activations");
-        // The receive is posted early, so that the next stage's send never waits for this rank to reach its backward.
-        // It shares the output's memory: the gradient is sent only after the output has arrived. MPI does not promise
-        // this for a send that has not completed, but no MPI writes before a message comes.
-        slot->gradient = mesh_.pp.receive(saved.d_tD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
-                                          "gradients");
+        const int to = rank_of(pass.stage + 1);
+        slot->sent_output = mesh_.pp.send(saved.out_tD, to, tag_of(mesh_.pp.rank(), to), "activations");
       }
       clock.end(&PhaseSeconds::forward);
       return;
@@ -247,8 +258,8 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       if (!is_first && is_local(pass.stage - 1)) {
         copy(op, saved.d_tD, slot_of(local(pass.stage - 1), pass.micro_batch)->saved.d_tD);
       } else if (!is_first) {
-        slot->sent_gradient = mesh_.pp.send(saved.d_tD, rank_of(pass.stage - 1),
-                                            tag_of(pass.stage - 1, Direction::kBackward), "gradients");
+        const int to = rank_of(pass.stage - 1);
+        slot->sent_gradient = mesh_.pp.send(saved.d_tD, to, tag_of(mesh_.pp.rank(), to), "gradients");
       }
       if (pass.kind == PipelinePass::Kind::kBackward && saved.deferred) {
         model_.backward_weights(op, index_of(stage), batch, saved);
@@ -261,6 +272,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   clock.end(&PhaseSeconds::backward);
   if (!frees_activations(pass)) return;
   slot->micro_batch = -1;
+  if (input != nullptr) input->micro_batch = -1;
   if (slot->deferred != nullptr) {
     slot->deferred->release_to(0);
     free_deferred_.push_back(std::exchange(slot->deferred, nullptr));
@@ -276,14 +288,12 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
   const auto batch_of = [&](const PipelinePass& pass) -> const Batch& {
     return micro_batches[static_cast<std::size_t>(pass.micro_batch)];
   };
-  const auto prepare_all = [&](const PipelineAction& action) {
-    for_each_pass(action, [&](const PipelinePass& pass) { prepare(pass, batch_of(pass)); });
-  };
   const ArenaScope scope(*op.arena);
   const std::size_t empty = op.arena->used();
   for (std::size_t i = 0; i < actions.size(); ++i) {
-    prepare_all(actions[i]);
-    if (i + 1 < actions.size()) prepare_all(actions[i + 1]);
+    for (const PipelineMessage& message : receives_[i]) {
+      post(message, micro_batches[static_cast<std::size_t>(message.micro_batch)]);
+    }
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
       execute(op, pass, batch_of(pass), scale, clock,
               pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
@@ -305,13 +315,15 @@ LossSums Executor::evaluate(const Context& op, const Batch& batch, const BlockOb
   for (LocalStage& stage : stages_) {
     const int s = stage.stage;
     if (s > 0 && !is_local(s - 1)) {
-      mesh_.pp.receive(x_tD, rank_of(s - 1), tag_of(s, Direction::kForward), "activations").wait();
+      const int from = rank_of(s - 1);
+      mesh_.pp.receive(x_tD, from, tag_of(from, mesh_.pp.rank()), "activations").wait();
     }
     const LossSums part = model_.evaluate(op, batch, observer, {}, {}, index_of(stage), x_tD);
     sums.main += part.main;
     sums.mtp += part.mtp;
     if (s + 1 < schedule_.num_stages() && !is_local(s + 1)) {
-      mesh_.pp.send(x_tD, rank_of(s + 1), tag_of(s + 1, Direction::kForward), "activations").wait();
+      const int to = rank_of(s + 1);
+      mesh_.pp.send(x_tD, to, tag_of(mesh_.pp.rank(), to), "activations").wait();
     }
   }
   return sums;

@@ -14,7 +14,7 @@
 
 #include "device/phase_clock.h"
 #include "model/model.h"
-#include "parallel/pipeline_schedule.h"
+#include "parallel/pipeline_messages.h"
 
 namespace tessera {
 
@@ -50,13 +50,20 @@ class Executor {
     StageSaved saved;
     Arena* deferred = nullptr;  // of deferred_, from the backward to the weight gradients
     int micro_batch = -1;       // -1: free
-    bool input_posted = false;
-    Work input, gradient, sent_output, sent_gradient;
+    Work gradient, sent_output, sent_gradient;
+  };
+  /// Holds a micro-batch's activation from another rank, from the post of its receive to the end of its backward.
+  struct Input {
+    Arena arena;
+    Tensor x_tD;
+    int micro_batch = -1;  // -1: free
+    Work received;
   };
   struct LocalStage {
     int stage;
-    std::size_t num_slots = 0, slot_bytes = 0;
+    std::size_t num_slots = 0, slot_bytes = 0, input_bytes = 0;
     std::vector<std::unique_ptr<Slot>> slots;
+    std::vector<std::unique_ptr<Input>> inputs;  // none if the input comes from this rank
   };
 
   bool is_pipeline() const { return schedule_.num_stages() > 1; }
@@ -71,25 +78,31 @@ class Executor {
   bool splits_backward() const;
   /// Returns the slot of a micro-batch, or null if it has none.
   Slot* slot_of(LocalStage& stage, int micro_batch);
-  /// Takes a free slot for a micro-batch. Returns null if there is none.
-  Slot* take_free_slot(LocalStage& stage, int micro_batch);
+  /// Takes a free slot for a micro-batch.
+  Slot& take_free_slot(LocalStage& stage, int micro_batch);
+  /// Returns the input of a micro-batch, or null if it has none.
+  Input* input_of(LocalStage& stage, int micro_batch);
   StageSaved make_saved(const LocalStage& stage) const;
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
   /// Runs all passes of a micro-batch in one stage. What its forward keeps goes to `arena`, or to op's arena without a
-  /// pipeline. What it needs for deferred weight gradients goes to `deferred`. Both must be empty.
+  /// pipeline. What it needs for deferred weight gradients goes to `deferred`, and an input from another rank to
+  /// `input`. All three must be empty.
   void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
-                 Arena& deferred);
+                 Arena& deferred, Arena& input);
   /// Records the message that a pass sends to the stage with number `to`, if another rank has that stage.
   void record_message(int to, const Tensor& x_tD);
-  /// Takes a slot for a forward, if there is one, and starts to receive its input.
-  void prepare(const PipelinePass& pass, const Batch& batch);
+  /// Starts to receive a message. `batch` is its micro-batch.
+  void post(const PipelineMessage& message, const Batch& batch);
+  /// Returns the tag of all messages between two neighbouring ranks.
+  int tag_of(int from, int to) const { return 2 * from + (to == (from + 1) % schedule_.num_ranks ? 0 : 1); }
   void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                PhaseClock& clock, SiteProbe* probe);
 
   Model& model_;
   Mesh& mesh_;
   PipelineSchedule schedule_;
+  std::vector<std::vector<PipelineMessage>> receives_;  // which are posted before each of this rank's actions
   std::vector<LocalStage> stages_;
   std::size_t num_deferred_ = 0, deferred_bytes_ = 0;
   std::vector<std::unique_ptr<Arena>> deferred_;

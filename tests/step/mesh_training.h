@@ -3,10 +3,13 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 #include "ops/loss/cross_entropy.h"
 #include "run/rank_setup.h"
@@ -106,8 +109,18 @@ inline void on_mesh(const MeshCase& mesh_case, const std::string& model, const R
     body(world, step, batches);
   };
   if (mesh_case.num_ranks == 1) return rank(nullptr);
+  RankOptions used = options;
+  if (mesh_case.device == Device::kCuda && !used.failure_handler) {
+    used.timeout = Progress::Seconds(20.0);
+    // A graph that hangs cannot be aborted, so the end of the groups would hang, too.
+    used.failure_handler = [](const std::exception& error) {
+      fmt::print(stderr, "{}\n", error.what());
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // so that the other ranks tell where they are, too
+      std::_Exit(EXIT_FAILURE);
+    };
+  }
   with_ranks(
-      mesh_case.num_ranks, [&](ProcessGroup& world) { rank(&world); }, options);
+      mesh_case.num_ranks, [&](ProcessGroup& world) { rank(&world); }, used);
 }
 
 /// Copies a rank's part of the gradients to its place in the whole ones. Numbers that no rank has stay NaN.

@@ -1,0 +1,127 @@
+#include "parallel/pipeline_messages.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+using Pass = PipelinePass::Kind;
+
+bool computes_input_gradient(const PipelinePass& pass) {
+  return pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardInput;
+}
+
+/// Follows a rank's program, and posts receives.
+class Receiver {
+ public:
+  Receiver(const PipelineSchedule& schedule, int rank) : schedule_(schedule), rank_(rank), held_(most_held(schedule)) {
+    for (int from = 0; from < schedule.num_ranks; ++from) {
+      if (from != rank) connections_[from].messages = messages_between(schedule, from, rank);
+    }
+  }
+
+  /// Posts what the pass needs, and what comes before it. Returns whether it could.
+  bool post(const PipelinePass& pass) {
+    const bool is_forward = pass.kind == Pass::kForward;
+    if (!is_forward && !computes_input_gradient(pass)) return true;
+    const int source = is_forward ? pass.stage - 1 : pass.stage + 1;
+    if (source < 0 || source == schedule_.num_stages() || rank_of(source) == rank_) return true;
+    const PipelineMessage message{.is_gradient = !is_forward, .stage = pass.stage, .micro_batch = pass.micro_batch};
+    Connection& connection = connections_.at(rank_of(source));
+    while (std::find(connection.messages.begin(), connection.next(), message) == connection.next()) {
+      if (!post_next(connection)) return false;
+    }
+    return true;
+  }
+
+  /// Posts the gradients that come next.
+  void post_gradients() {
+    for (auto& [from, connection] : connections_) {
+      while (!connection.is_done() && connection.next()->is_gradient && post_next(connection)) continue;
+    }
+  }
+
+  void execute(const PipelinePass& pass) {
+    if (pass.kind == Pass::kForward) has_run_.insert({pass.stage, pass.micro_batch});
+    if (frees_activations(pass)) --num_inputs_[pass.stage];
+  }
+
+  std::vector<PipelineMessage> take() { return std::exchange(posted_, {}); }
+
+ private:
+  struct Connection {
+    std::vector<PipelineMessage> messages;
+    std::ptrdiff_t num_posted = 0;
+
+    std::vector<PipelineMessage>::iterator next() { return messages.begin() + num_posted; }
+    bool is_done() { return next() == messages.end(); }
+  };
+
+  int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; }
+
+  bool post_next(Connection& connection) {
+    if (connection.is_done()) return false;
+    const PipelineMessage& message = *connection.next();
+    if (message.is_gradient) {
+      if (!has_run_.contains({message.stage, message.micro_batch})) return false;
+    } else {
+      int& num_inputs = num_inputs_[message.stage];
+      if (num_inputs == num_input_buffers(held_[static_cast<std::size_t>(message.stage)])) return false;
+      ++num_inputs;
+    }
+    posted_.push_back(message);
+    ++connection.num_posted;
+    return true;
+  }
+
+  const PipelineSchedule& schedule_;
+  int rank_;
+  std::vector<int> held_;
+  std::map<int, Connection> connections_;  // by the rank that sends
+  std::map<int, int> num_inputs_;          // in use, by stage
+  std::set<std::pair<int, int>> has_run_;  // forwards, by stage and micro-batch
+  std::vector<PipelineMessage> posted_;
+};
+
+}  // namespace
+
+std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, int from, int to) {
+  std::vector<PipelineMessage> messages;
+  const auto is_at = [&](int stage) {
+    return 0 <= stage && stage < schedule.num_stages() && schedule.rank_of_stage[static_cast<std::size_t>(stage)] == to;
+  };
+  for (const PipelineAction& action : schedule.actions[static_cast<std::size_t>(from)]) {
+    for_each_pass(action, [&](const PipelinePass& pass) {
+      if (pass.kind == Pass::kForward && is_at(pass.stage + 1)) {
+        messages.push_back({.is_gradient = false, .stage = pass.stage + 1, .micro_batch = pass.micro_batch});
+      }
+      if (computes_input_gradient(pass) && is_at(pass.stage - 1)) {
+        messages.push_back({.is_gradient = true, .stage = pass.stage - 1, .micro_batch = pass.micro_batch});
+      }
+    });
+  }
+  return messages;
+}
+
+std::vector<std::vector<PipelineMessage>> posted_receives(const PipelineSchedule& schedule, int rank) {
+  Receiver receiver(schedule, rank);
+  const std::vector<PipelineAction>& actions = schedule.actions[static_cast<std::size_t>(rank)];
+  std::vector<std::vector<PipelineMessage>> posted;
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    for_each_pass(actions[i], [&](const PipelinePass& pass) {
+      TESSERA_CHECK(receiver.post(pass), "{}: its message cannot be received in order", describe(pass));
+    });
+    receiver.post_gradients();
+    if (i + 1 < actions.size()) for_each_pass(actions[i + 1], [&](const PipelinePass& pass) { receiver.post(pass); });
+    posted.push_back(receiver.take());
+    for_each_pass(actions[i], [&](const PipelinePass& pass) { receiver.execute(pass); });
+  }
+  return posted;
+}
+
+}  // namespace tessera

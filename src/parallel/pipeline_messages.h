@@ -1,0 +1,41 @@
+// The messages between the ranks of a pipeline: in which order they are sent, and when each receive is posted.
+//
+// A rank sends activations and gradients of several stages to the same rank. If each of these had a connection of its
+// own, a rank in the middle of a V would have eight, and the GPU's driver has too few queues for their streams. So
+// there is one connection from a rank to another, and its messages are received in the order in which they are sent.
+//
+// No rank may then wait for ever, even where a send ends only after its receive was posted. A receive is posted as soon
+// as all receives before it on its connection are and its memory is free:
+// - a gradient goes to the memory of the output that was sent, so that stage's forward must have run;
+// - an activation goes to one of the stage's input buffers. There is one more than the stage holds micro-batches. With
+//   one fewer, two ranks of DualPipeV wait for each other.
+// Activations are posted one action ahead of their use, not more, so that they take no buffer for long.
+// tests/parallel/pipeline_messages_test.cc runs the posts of all kinds of schedules.
+#pragma once
+
+#include "parallel/pipeline_schedule.h"
+
+namespace tessera {
+
+/// A message to a stage: the input of a forward, or the gradient of the stage's output.
+struct PipelineMessage {
+  bool is_gradient = false;
+  int stage = 0;  // the one that receives it
+  int micro_batch = 0;
+
+  friend bool operator==(const PipelineMessage&, const PipelineMessage&) = default;
+};
+
+/// Returns the messages from one rank to another, in the order in which `from` sends them.
+std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, int from, int to);
+
+/// Returns the number of buffers that a stage needs for inputs from another rank, of which it holds most_held's.
+template <typename Int>
+Int num_input_buffers(Int held) {
+  return held + 1;
+}
+
+/// Returns, for each of a rank's actions, the messages whose receives are posted before it.
+std::vector<std::vector<PipelineMessage>> posted_receives(const PipelineSchedule& schedule, int rank);
+
+}  // namespace tessera
