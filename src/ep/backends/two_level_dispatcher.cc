@@ -5,6 +5,7 @@
 
 #include "ep/backends/make_dispatcher.h"
 #include "ep/host_plan.h"
+#include "ep/placement.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/routing/permute.h"
 
@@ -17,7 +18,7 @@ struct TwoLevelRouting {
   /// This rank's tokens in the order in which they are sent, domain by domain.
   Tensor token_of_sent_Nt;
   /// sent_of_token: place of a token among those sent to a domain; N·t if it is not sent there. number_of_slot: place
-  /// of a choice's number among the numbers, K per token, that come back.
+  /// of a choice's number among the numbers, K per token, that come back; -1 if the choice is of another round.
   Tensor sent_of_token_tN, number_of_slot_tK;
   /// Numbers of tokens to each domain and from it, on the host.
   struct Counts {
@@ -37,14 +38,24 @@ DispatchOptions options_within(DispatchOptions options, std::int64_t num_domains
 
 const TwoLevelRouting& two_level_routing(const DispatchSaved& saved) { return saved.backend_as<TwoLevelRouting>(); }
 
+/// Replaces the ids of a rank's choices whose rows are not of the round. first_row_E is that of the rank's rows for
+/// each expert, cut to the round.
+void keep_round(std::span<const std::int32_t> first_row_E, std::int64_t room, std::span<std::int32_t> expert_ids_tK) {
+  Ints next_row(first_row_E.begin(), first_row_E.end());
+  for (std::int32_t& expert : expert_ids_tK) {
+    TESSERA_CHECK(0 <= expert && expert < std::ssize(next_row), "expert {} of {}", expert, next_row.size());
+    if (rows_in_round(next_row[static_cast<std::size_t>(expert)]++, 1, room).size() == 0) expert = kNoExpert;
+  }
+}
+
 /// Returns for each domain the tokens of a rank that have an expert in it, in the order of the tokens.
 std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK, std::int64_t top_k,
                                     std::int64_t num_domains, std::int64_t num_experts) {
   std::vector<Ints> tokens(static_cast<std::size_t>(num_domains));
   for (std::size_t slot = 0; slot < expert_ids_tK.size(); ++slot) {
     const std::int32_t expert = expert_ids_tK[slot];
+    if (expert == kNoExpert) continue;
     const auto token = static_cast<std::int32_t>(slot / static_cast<std::size_t>(top_k));
-    TESSERA_CHECK(0 <= expert && expert < num_experts, "token {}: expert {} of {}", token, expert, num_experts);
     Ints& domain_tokens = tokens[static_cast<std::size_t>(expert / (num_experts / num_domains))];
     if (domain_tokens.empty() || domain_tokens.back() != token) domain_tokens.push_back(token);
   }
@@ -71,7 +82,7 @@ void TwoLevelDispatcher::allocate_rows(const Context& op, DispatchSaved& saved) 
       .counts_E = op.arena->allocate({within_->options().num_experts}, DType::kInt32),
   };
   auto& backend = saved.backend.emplace<TwoLevelRouting>();
-  backend.within = std::make_shared<DispatchSaved>(within_->allocate_saved(op, saved.layer, routing, saved.round));
+  backend.within = std::make_shared<DispatchSaved>(within_->allocate_saved(op, saved.layer, routing));
   saved.offsets_e1 = backend.within->offsets_e1;
   saved.weights_R = backend.within->weights_R;
 }
@@ -90,18 +101,25 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const TokenRouting& within = routing.within->routing;
   const std::int64_t num_tokens = saved.num_tokens(), top_k = options().top_k, domains = num_domains();
   const std::int64_t num_experts = options().num_experts, num_experts_within = num_experts / domains;
-  gather_placement(op, groups_.all, saved);  // for the number of rounds
+  const HostPlacement placement = gather_placement(op, groups_.all, saved);
   const auto num_slots = static_cast<std::size_t>(num_tokens * top_k);
   Ints own_ids = fetch(op, saved.routing.expert_ids_tK), ids_NtK(num_slots * static_cast<std::size_t>(domains));
   groups_.across
       .all_gather(tensor_of(own_ids, {num_tokens, top_k}), tensor_of(ids_NtK, {domains * num_tokens, top_k}),
                   fmt::format("expert ids of {}", saved.layer.name))
       .wait();
+  const auto keep_round_of = [&](std::int64_t rank, std::span<std::int32_t> ids_tK) {
+    const auto first = static_cast<std::size_t>(rank * num_experts);
+    keep_round(std::span(placement.first_row_PE).subspan(first, static_cast<std::size_t>(num_experts)),
+               saved.num_rows(), ids_tK);
+  };
+  keep_round_of(groups_.all.rank(), own_ids);
 
   const auto slot_of = [&](std::int32_t token) { return static_cast<std::size_t>(token * top_k); };
   // This is what the rank sends.
   const auto nowhere = static_cast<std::int32_t>(num_tokens_within(saved));
-  Ints token_of_sent, sent_of_token(static_cast<std::size_t>(num_tokens * domains), nowhere), number_of_slot(num_slots);
+  Ints token_of_sent, sent_of_token(static_cast<std::size_t>(num_tokens * domains), nowhere),
+      number_of_slot(num_slots, -1);
   TwoLevelRouting::Counts& counts = *routing.counts;
   counts = {};
   std::int64_t domain = 0;
@@ -111,7 +129,8 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
       token_of_sent.push_back(t);
       sent_of_token[static_cast<std::size_t>(t * domains + domain)] = sent;
       for (std::size_t k = 0; k < static_cast<std::size_t>(top_k); ++k) {
-        if (own_ids[slot_of(t) + k] / num_experts_within != domain) continue;
+        const std::int32_t expert = own_ids[slot_of(t) + k];
+        if (expert == kNoExpert || expert / num_experts_within != domain) continue;
         number_of_slot[slot_of(t) + k] = static_cast<std::int32_t>(sent * top_k) + static_cast<std::int32_t>(k);
       }
     }
@@ -123,11 +142,12 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   Ints ids, counts_E(static_cast<std::size_t>(num_experts_within), 0);
   for (std::size_t source = 0; source < static_cast<std::size_t>(domains); ++source) {
     const std::span theirs = std::span(ids_NtK).subspan(source * num_slots, num_slots);
+    keep_round_of(static_cast<std::int64_t>(source) * groups_.within.size() + groups_.within.rank(), theirs);
     const std::vector<Ints> tokens = tokens_of_domains(theirs, top_k, domains, num_experts);
     const Ints& come = tokens[static_cast<std::size_t>(groups_.across.rank())];
     for (const std::int32_t t : come) {
       for (const std::int32_t expert : theirs.subspan(slot_of(t), static_cast<std::size_t>(top_k))) {
-        const std::int64_t id = expert - first_expert;
+        const std::int64_t id = expert - first_expert;  // below 0 for kNoExpert
         const bool is_here = 0 <= id && id < num_experts_within;
         ids.push_back(is_here ? static_cast<std::int32_t>(id) : kNoExpert);
         if (is_here) ++counts_E[static_cast<std::size_t>(id)];

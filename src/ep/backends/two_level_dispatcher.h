@@ -22,7 +22,7 @@ class TwoLevelDispatcher : public Dispatcher {
   void allocate() override { within_->allocate(); }
   int num_sms() const override { return within_->num_sms(); }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
-  bool has_rounds() const override { return within_->has_rounds(); }
+  bool has_rounds() const override { return options().capacity_factor > 0.0; }
   void check() override { within_->check(); }
   Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const override;
   Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
@@ -45,8 +45,8 @@ class TwoLevelDispatcher : public Dispatcher {
   int num_domains() const { return groups_.across.size(); }
   /// Returns t', the number of tokens that a rank has in the dispatch within the domain.
   std::int64_t num_tokens_within(const DispatchSaved& saved) const { return num_domains() * saved.num_tokens(); }
-  /// Computes, from the expert ids of the ranks with this place, what `saved` holds, except the weights. All tokens
-  /// cross between the domains in every round. Within a domain only the round's rows move.
+  /// Computes, from the expert ids of the ranks with this place, what `saved` holds, except the weights. Choices of
+  /// other rounds count as choices without an expert.
   void plan(const Context& op, const DispatchSaved& saved);
   /// Sends this rank's tokens to the domains of their experts. Returns the tokens [t', D] that other ranks have sent
   /// here, in scratch memory.
