@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
     args = parser.parse_args()
 
     def tessera(dtype: str) -> list[str]:
@@ -54,7 +55,7 @@ def main() -> None:
 
     print(f"\n{processor()}; debug model, {args.batch_size} sequences of {args.seq_len} tokens, causal")
     rows = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in args.dtypes:
         keeps = ("--bf16=master", "--bf16=autocast") if dtype == "bfloat16" else ("--bf16=master",)
         threads = sorted({1, os.cpu_count() or 1})
         candidates = [("--stock-mkl", attention, keep, f"--threads={n}")

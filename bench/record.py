@@ -131,7 +131,8 @@ def make(args):
     if "GPU 0" not in machine:
         sys.exit(f"record: no GPU here: {machine.get('no GPU', doctor)}")
     date = datetime.date.today().isoformat()
-    logs = [run_suite(build, suite) for suite in SUITES if (build / f"tests/{suite}/test_{suite}_cuda").exists()]
+    logs = [run_suite(build, suite) for suite in args.suites.split(",")
+            if (build / f"tests/{suite}/test_{suite}_cuda").exists()]
     if args.mutants:
         logs.append(run("gpu_mutants.py", [sys.executable, ROOT / "tests/gpu_mutants.py", build]))
     if args.sanitizer:
@@ -414,6 +415,7 @@ def main():
     maker.add_argument("build", type=pathlib.Path, help="the build folder, with the tests")
     maker.add_argument("--python", default=sys.executable, help="one that has PyTorch")
     maker.add_argument("--rounds", type=int, default=2, help="of the tables; 0 leaves tables and steps out")
+    maker.add_argument("--suites", default=",".join(SUITES), help="which to run, in this order; GTEST_FILTER applies")
     maker.add_argument("--mutants", action="store_true", help="with tests/gpu_mutants.py")
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
     commands.add_parser("docs", help="writes the docs' figures anew from their records")

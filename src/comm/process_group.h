@@ -100,12 +100,8 @@ class ProcessGroup {
   /// before such sends. A message waits only for messages of its own tag, so tags may be used in any order. All ranks
   /// must call it with the same links. Does nothing on CPUs.
   void open_links(std::span<const Link> links);
-  /// Returns the number of SMs that operators should leave to this rank's links. Even of many links, only a few wait at
-  /// once.
-  int sms_of_links() const {
-    constexpr std::size_t kMostThatWait = 4;
-    return static_cast<int>(std::min(links_.size(), kMostThatWait)) * cuda::GpuGroup::kSmsOfLink;
-  }
+  /// Returns the number of SMs that operators should leave to this rank's links.
+  int sms_of_links() const { return static_cast<int>(links_.size()) * cuda::GpuGroup::kSmsOfLink; }
 
   /// Sums a few numbers of the host over ranks, such as losses or counts, along a tree (comm/tree_operations.h). It
   /// blocks.

@@ -1,9 +1,12 @@
 #include "ep/dispatcher.h"
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
+#include "ep/host_plan.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/kit/checks.h"
 #include "ops/kit/gemm_operand.h"
 #include "ops/routing/permute.h"
@@ -93,6 +96,14 @@ void Dispatcher::note(const Context& op, const char* call, PayloadPrecision prec
        .bytes = static_cast<double>(saved.num_tokens()) * row_bytes,
        .choices = {.num_experts = options_.num_experts, .top_k = options_.top_k, .num_domains = options_.num_domains},
        .pass = {}});
+}
+
+void Dispatcher::add_later_rounds(const Context& op, const DispatchSaved& saved, const Tensor& sum_1) const {
+  if (num_rounds(op, saved) == 1) return;
+  const ArenaScope scope(*op.arena);
+  const Tensor later_1 = op.arena->allocate({1}, DType::kInt32);
+  if (!op.measuring()) ep::put(op, std::array{static_cast<std::int32_t>(*saved.num_rounds - 1)}, later_1);
+  add_counts(op, later_1, sum_1);
 }
 
 void Dispatcher::dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,

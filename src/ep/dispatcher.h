@@ -24,8 +24,8 @@
 //
 // Rounds. A rank has room for R rows. Where a rank gets more, the backends that the host plans work them off in rounds:
 // `dispatch` tells how many there are, all ranks agree, and round i has each rank's rows [i·R, (i+1)·R). A later round
-// is allocated like a layer, and makes the same calls. They add to the sums of the first, which are then rounded once
-// per round.
+// is allocated like a layer, and makes the same calls. Its sums are added to the first round's. So a sum is rounded
+// once per round.
 //
 // Payload. A token crosses as it is, or in MXFP8 (E4M3 elements, a scale per 32 numbers of D, mode rceil). Its own rank
 // quantizes it once. Its rows are then the numbers that this stands for. The payload of dispatch and dispatch_again is
@@ -100,9 +100,9 @@ class Dispatcher {
   virtual int num_sms() const { return 0; }
   /// Returns whether calls wait for the GPU, and so cannot be parts of a graph.
   virtual bool waits_for_gpu() const { return false; }
-  /// Returns whether a load beyond the room is worked off in rounds. Otherwise dispatch throws.
+  /// Returns whether a load beyond the room is worked off in rounds. Otherwise check() throws.
   virtual bool has_rounds() const { return false; }
-  /// Throws what a GPU's calls up to now would have thrown. It throws once for too many rows, where combine gave NaN.
+  /// Throws what a GPU's calls up to now have found. It throws once for too many rows, where combine gave NaN.
   /// It throws each time for a rank that did not come, after which calls do nothing.
   virtual void check() {}
 
@@ -118,11 +118,12 @@ class Dispatcher {
     if (op.measuring()) return has_rounds() ? 2 : 1;
     return *saved.num_rounds;
   }
+  /// Adds the number of rounds after the first to sum_1 (float64, [1]). A step without such rounds runs no operator.
+  void add_later_rounds(const Context& op, const DispatchSaved& saved, const Tensor& sum_1) const;
 
   /// Assigns the rows to x_RD, in those of its forms that are defined, and 0 to the padding. Also assigns what is saved
   /// from the routing. Where the payload has x_RD.rows' format, these are the very bytes that were sent. If a rank gets
-  /// more rows than it has room for, there are rounds. Without rounds it throws Error on all ranks, and the layer's
-  /// later calls must not be made.
+  /// more rows than it has room for, there are rounds, or check() throws Error on all ranks.
   void dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
   /// Assigns the same rows once more, for recomputation.
   void dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);

@@ -44,4 +44,16 @@ HostPlacement gather_placement(const Context& op, ProcessGroup& group, const Dis
   return result;
 }
 
+Ints keep_round(std::span<const std::int32_t> first_row_E, std::int64_t room, std::span<std::int32_t> expert_ids_tK) {
+  Ints next_row(first_row_E.begin(), first_row_E.end()), counts(next_row.size(), 0);
+  for (std::int32_t& expert : expert_ids_tK) {
+    TESSERA_CHECK(0 <= expert && expert < std::ssize(counts), "expert {} of {}", expert, counts.size());
+    const auto at = static_cast<std::size_t>(expert);
+    const std::int32_t size = rows_in_round(next_row[at]++, 1, room).size();
+    counts[at] += size;
+    if (size == 0) expert = kNoExpert;
+  }
+  return counts;
+}
+
 }  // namespace tessera::ep

@@ -26,4 +26,8 @@ struct HostPlacement {
 /// together.
 HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved);
 
+/// Replaces, by kNoExpert, the ids of a rank's choices whose rows are not of the round. Returns the choices per expert
+/// that stay. first_row_E is that of the rank's rows, cut to the round.
+Ints keep_round(std::span<const std::int32_t> first_row_E, std::int64_t room, std::span<std::int32_t> expert_ids_tK);
+
 }  // namespace tessera::ep

@@ -1,6 +1,7 @@
 #include "ep/placement.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "ops/kit/checks.h"
 
@@ -29,6 +30,7 @@ void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement
       }
       row = (row + alignment - 1) / alignment * alignment;
     }
+    TESSERA_CHECK(row <= std::numeric_limits<std::int32_t>::max(), "rank {} gets {} rows", rank, row);
     offsets[local] = static_cast<std::int32_t>(row);
   }
 }

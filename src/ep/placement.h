@@ -29,7 +29,7 @@ std::int64_t count_rounds(const Placement& placement, std::int64_t room);
 /// alignment, because `room` is a multiple of it.
 void cut_to_round(const Placement& placement, std::int64_t round, std::int64_t room);
 
-/// A part of the rows that a source sends to an expert: [begin, end).
+/// Holds a part of the rows that a source sends to an expert: [begin, end).
 struct RowRange {
   std::int32_t begin, end;
   std::int32_t size() const { return end - begin; }

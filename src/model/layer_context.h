@@ -35,6 +35,8 @@ struct Environment {
   Dispatcher* dispatcher = nullptr;  // of all MoE layers
   /// Assigns experts in turn, whatever the router says ([debug] moe_force_load_balance).
   bool force_load_balance = false;
+  /// Loads all kernels: experts are assigned in turn, and a later round runs even if it has no rows.
+  bool warms_up = false;
 };
 
 /// Describes one pass of one micro-batch through layers of a model: the environment, and how this pass differs from

@@ -127,7 +127,7 @@ class Model {
   void forward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                SiteProbe* probe = nullptr);
   /// Runs the stage's backward, which adds to the gradients. If make_saved was called with `defers`, backward_weights()
-  /// computes the gradients of the GEMM sites' weights.
+  /// computes the gradients of most GEMM sites' weights.
   void backward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                 SiteProbe* probe = nullptr);
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
@@ -150,8 +150,8 @@ class Model {
   /// Updates every expert bias from the sums over all ranks, once per optimizer step and before it. finite_1 is that of
   /// update_expert_bias.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
-  /// Overrides options().force_load_balance for the calls that follow.
-  void set_force_load_balance(bool force) { environment_.force_load_balance = force; }
+  /// Says whether the calls that follow are to load kernels, from memory without numbers.
+  void set_warms_up(bool warms_up) { environment_.warms_up = warms_up; }
   /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return moe_.dispatcher != nullptr && moe_.dispatcher->waits_for_gpu(); }
   /// Throws what the dispatcher's calls on a GPU have found since the last check (Dispatcher::check).

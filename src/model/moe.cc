@@ -1,9 +1,7 @@
 #include "model/moe.h"
 
 #include <algorithm>
-#include <array>
 
-#include "ep/host_plan.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
 #include "ops/kit/side_stream.h"
@@ -49,7 +47,7 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
           .top_k = config.top_k,
           .num_groups = config.n_expert_groups,
           .num_limited_groups = config.n_limited_groups,
-          .force_load_balance = context.model->force_load_balance,
+          .force_load_balance = context.model->force_load_balance || context.model->warms_up,
           .balance_coefficient = config.seq_balance_loss_coeff,
           .seq_len = context.batch->seq_len(),
           .first_token = context.first_local_token(),
@@ -110,7 +108,9 @@ ExpertRows Moe::allocate_rows(const LayerContext& context, const TokenRouting& r
 
 template <typename Body>
 void Moe::for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const {
-  const std::int64_t num_rounds = context.model->dispatcher->num_rounds(context.op, first);
+  const Dispatcher& dispatcher = *context.model->dispatcher;
+  std::int64_t num_rounds = dispatcher.num_rounds(context.op, first);
+  if (context.model->warms_up && dispatcher.has_rounds()) num_rounds = std::max(num_rounds, std::int64_t{2});
   LayerContext of_round = context;
   of_round.probe = nullptr;      // the first round is the sample
   of_round.deferred = nullptr;   // their rows are not kept
@@ -232,12 +232,9 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   if (!out_tD.defined()) return;
   for_later_rounds(context, saved.rows.dispatch, [&](const LayerContext& of_round, const ExpertRows& round_rows) {
     experts_forward(of_round, y_tD, round_rows, out_tD, Write::kAccumulate, {});
-    if (sums.later_rounds_1.defined()) {
-      const Tensor one = of_round.allocate({1}, DType::kInt32);
-      if (!op.measuring()) ep::put(op, std::array<std::int32_t, 1>{1}, one);
-      add_counts(of_round.op, one, sums.later_rounds_1);
-    }
   });
+  if (sums.later_rounds_1.defined())
+    context.model->dispatcher->add_later_rounds(op, saved.rows.dispatch, sums.later_rounds_1);
 }
 
 void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& d_out_tD,

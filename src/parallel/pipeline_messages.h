@@ -9,7 +9,8 @@
 // - a gradient goes to the memory of the output that was sent, so that stage's forward must have run;
 // - an activation goes to one of the stage's input buffers. There is one more than the stage holds micro-batches. With
 //   one fewer, two ranks of DualPipeV wait for each other.
-// Activations are posted one action ahead of their use, not more, so that they take no buffer for long.
+// The messages that an action needs are posted one action ahead, and with them what comes before them on their
+// connection. Other activations wait, so that they take no buffer for long.
 // tests/parallel/pipeline_messages_test.cc runs the posts of all kinds of schedules.
 #pragma once
 
@@ -17,7 +18,7 @@
 
 namespace tessera {
 
-/// A message to a stage: the input of a forward, or the gradient of the stage's output.
+/// Describes a message to a stage. It has the input of a forward, or the gradient of the stage's output.
 struct PipelineMessage {
   bool is_gradient = false;
   int stage = 0;  // the one that receives it
@@ -29,11 +30,9 @@ struct PipelineMessage {
 /// Returns the messages from one rank to another, in the order in which `from` sends them.
 std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, int from, int to);
 
-/// Returns the number of buffers that a stage needs for inputs from another rank, of which it holds most_held's.
-template <typename Int>
-Int num_input_buffers(Int held) {
-  return held + 1;
-}
+/// Returns the number of buffers for inputs from another rank. `held` is the number that most_held returns for the
+/// stage.
+inline int num_input_buffers(int held) { return held + 1; }
 
 /// Returns, for each of a rank's actions, the messages whose receives are posted before it.
 std::vector<std::vector<PipelineMessage>> posted_receives(const PipelineSchedule& schedule, int rank);

@@ -1,5 +1,5 @@
-// The sums that the forwards of a step add up on their device: losses and the experts' loads. The host reads them when
-// the step is over, so it need not wait in between.
+// The sums that the forwards of a step add up on their device: losses, the experts' loads and later rounds. The host
+// reads them when the step is over, so it need not wait in between.
 #pragma once
 
 #include <span>

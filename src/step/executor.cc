@@ -131,7 +131,7 @@ void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
 std::size_t Executor::num_bytes() const {
   std::size_t sum = num_deferred_ * deferred_bytes_;
   for (const LocalStage& stage : stages_) {
-    sum += stage.num_slots * stage.slot_bytes + num_input_buffers(stage.num_slots) * stage.input_bytes;
+    sum += stage.num_slots * stage.slot_bytes + stage.num_inputs() * stage.input_bytes;
   }
   return sum;
 }
@@ -151,7 +151,7 @@ void Executor::allocate() {
       }
       stage.slots.push_back(std::move(slot));
     }
-    for (std::size_t i = 0; stage.input_bytes > 0 && i < num_input_buffers(stage.num_slots); ++i) {
+    for (std::size_t i = 0; stage.input_bytes > 0 && i < stage.num_inputs(); ++i) {
       stage.inputs.push_back(std::make_unique<Input>());
       stage.inputs.back()->arena = Arena(stage.input_bytes, model_.options().device);
     }
@@ -159,8 +159,7 @@ void Executor::allocate() {
 }
 
 void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) {
-  const bool forced = model_.options().force_load_balance;
-  model_.set_force_load_balance(true);  // for the slots' memory is empty: all tokens would have the same experts
+  model_.set_warms_up(true);
   for (const LocalStage& stage : stages_) {
     Arena none;
     Arena& arena = stage.slots.front()->arena;
@@ -171,7 +170,7 @@ void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) 
     deferred.release_to(0);
     input.release_to(0);
   }
-  model_.set_force_load_balance(forced);
+  model_.set_warms_up(false);
 }
 
 Executor::Slot* Executor::slot_of(LocalStage& stage, int micro_batch) {
@@ -233,6 +232,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       if (!is_first && is_local(pass.stage - 1)) {
         saved.x_tD = slot_of(local(pass.stage - 1), pass.micro_batch)->saved.out_tD;  // which stays until its backward
       }
+      TESSERA_CHECK(input != nullptr || is_first || is_local(pass.stage - 1), "{}", describe(pass));
       if (input != nullptr) {
         input->received.wait();
         saved.x_tD = input->x_tD;

@@ -302,7 +302,7 @@ StepResult TrainingStep::collect_oldest() {
     const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
     result.expert_load.push_back(*std::max_element(counts.begin(), counts.end()) / mean);
   }
-  result.later_rounds = reduction_.all().later_rounds() / static_cast<double>(mesh_->tokens.size());
+  result.later_rounds = reduction_.all().later_rounds() / static_cast<double>(mesh_->tokens.size() * mesh_->pp.size());
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
   result.grad_norm = std::sqrt(optimizer_.squares().host()[0]);
   return result;

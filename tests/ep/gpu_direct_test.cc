@@ -462,7 +462,7 @@ TEST_F(GpuDirect, TokensOfOneDomain) {
 }
 
 /// The host knows all counts, so more rows than there is room for take rounds. The next dispatch takes one again.
-/// GradientsOnGpus and OnGpus train with rounds.
+/// OnGpus and GradientsOnGpus train with rounds.
 TEST_F(GpuDirect, RoundsOnTwoLevels) {
   if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
   on_own_gpus(

@@ -13,7 +13,7 @@ namespace {
 using Kind = PipelineScheduleKind;
 using Pass = PipelinePass::Kind;
 
-/// What a rank does with a message. A wait of a receiver is for its arrival, and that of a sender for its memory.
+/// Says what a rank does with a message. A receiver waits for its arrival, and a sender for its memory.
 struct Event {
   enum class Kind { kSend, kPost, kAwait } kind;
   std::pair<int, int> ranks;  // from, to
@@ -121,7 +121,7 @@ int num_stuck(const PipelineSchedule& schedule) {
 
 TEST(PipelineMessages, NoRankWaitsForEver) {
   for (const Kind kind : {Kind::k1F1B, Kind::kInterleaved1F1B, Kind::kZBV, Kind::kDualPipeV}) {
-    for (const int ranks : {2, 3, 4, 5, 8}) {
+    for (const int ranks : {2, 3, 4, 5, 8, 16}) {
       for (const int stages :
            kind == Kind::kInterleaved1F1B ? std::vector{2, 3} : std::vector{min_stages_per_rank(kind)}) {
         for (const int micro_batches : {1, 2, ranks + 1, 2 * ranks - 1, 2 * ranks, 2 * ranks + 3, 4 * ranks}) {

@@ -57,6 +57,14 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"ep4_rounds_selective_direct", 4, {.ep = 4}, 1, kRounds + kSelective + kDirect},
         MeshCase{"ep4_of_2x2_rounds_full_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kRounds + kFull + kDirect},
         MeshCase{"ep2_of_fsdp4_rounds_mxfp8", 4, {.ep = 2}, 1, kRounds + kWgradHigh},
+        MeshCase{"ep2_rounds_mxfp8_not_kept", 2, {.ep = 2}, 1, kRounds + kWgradHigh + kNotKept},
+        MeshCase{
+            "pp2_ep2_of_fsdp4_zbv_rounds", 8, {.pp = 2, .ep = 2}, 2, kRounds + schedule("ZBVZeroBubble") + kDirect},
+        MeshCase{"pp2_ep2_of_fsdp4_rounds_per_micro_batch",
+                 8,
+                 {.pp = 2, .ep = 2},
+                 2,
+                 kRounds + Overrides{"--parallelism.pipeline_parallel_reduce_gradients=micro_batch"}},
         MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect + kBalance},
         MeshCase{"ep4_of_2x2_selective_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kSelective},
         MeshCase{"ep4_of_2x2_mtp_full_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kMtp + kFull},
@@ -367,7 +375,9 @@ TEST(ExpertMesh, AllTokensChooseOneExpert) {
     const Trained trained = train(many);
     expect_near(trained.losses, expected.losses, 1e-5, "loss");
     expect_near(trained.grad_norms, expected.grad_norms, 1e-4, "gradient norm");
-    const auto num_dispatches = static_cast<double>(3 * many.micro_batches);  // three layers have experts
+    // Three layers have experts. The ranks of a pipeline share them.
+    const double num_dispatches =
+        static_cast<double>(3 * many.micro_batches) / static_cast<double>(std::max(std::int64_t{1}, many.degrees.pp));
     const auto num_later = num_dispatches * static_cast<double>(many.degrees.ep - 1);
     for (const double later : trained.later_rounds) EXPECT_EQ(later, num_later);
     for (const auto& [name, gradient] : expected.gradients) {

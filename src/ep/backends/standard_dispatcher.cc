@@ -52,17 +52,12 @@ void StandardDispatcher::sort_slots(const Context& op, const DispatchSaved& save
   const auto& routing = saved.backend_as<StandardRouting>();
   const Tensor sent_offsets_E1 = op.arena->allocate({options().num_experts + 1}, DType::kInt32);
   Tensor ids_tK = saved.routing.expert_ids_tK, counts_E = saved.routing.counts_E;
-  if (num_rounds(op, saved) > 1) {
+  if (num_rounds(op, saved) > 1 || saved.round > 0) {
     const Tensor round_ids_tK = op.arena->allocate(ids_tK.shape(), DType::kInt32);
     const Tensor round_counts_E = op.arena->allocate(counts_E.shape(), DType::kInt32);
     if (!op.measuring()) {
-      Ints ids = fetch(op, ids_tK), next_row(first_row_E.begin(), first_row_E.end()), counts(next_row.size(), 0);
-      for (std::int32_t& id : ids) {
-        const auto expert = static_cast<std::size_t>(id);
-        const std::int32_t size = rows_in_round(next_row[expert]++, 1, saved.num_rows()).size();
-        counts[expert] += size;
-        if (size == 0) id = kNoExpert;
-      }
+      Ints ids = fetch(op, ids_tK);
+      const Ints counts = keep_round(first_row_E, saved.num_rows(), ids);
       put(op, ids, round_ids_tK);
       put(op, counts, round_counts_E);
     }

@@ -38,16 +38,6 @@ DispatchOptions options_within(DispatchOptions options, std::int64_t num_domains
 
 const TwoLevelRouting& two_level_routing(const DispatchSaved& saved) { return saved.backend_as<TwoLevelRouting>(); }
 
-/// Replaces the ids of a rank's choices whose rows are not of the round. first_row_E is that of the rank's rows for
-/// each expert, cut to the round.
-void keep_round(std::span<const std::int32_t> first_row_E, std::int64_t room, std::span<std::int32_t> expert_ids_tK) {
-  Ints next_row(first_row_E.begin(), first_row_E.end());
-  for (std::int32_t& expert : expert_ids_tK) {
-    TESSERA_CHECK(0 <= expert && expert < std::ssize(next_row), "expert {} of {}", expert, next_row.size());
-    if (rows_in_round(next_row[static_cast<std::size_t>(expert)]++, 1, room).size() == 0) expert = kNoExpert;
-  }
-}
-
 /// Returns for each domain the tokens of a rank that have an expert in it, in the order of the tokens.
 std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK, std::int64_t top_k,
                                     std::int64_t num_domains, std::int64_t num_experts) {
@@ -56,6 +46,7 @@ std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK,
     const std::int32_t expert = expert_ids_tK[slot];
     if (expert == kNoExpert) continue;
     const auto token = static_cast<std::int32_t>(slot / static_cast<std::size_t>(top_k));
+    TESSERA_CHECK(0 <= expert && expert < num_experts, "token {}: expert {} of {}", token, expert, num_experts);
     Ints& domain_tokens = tokens[static_cast<std::size_t>(expert / (num_experts / num_domains))];
     if (domain_tokens.empty() || domain_tokens.back() != token) domain_tokens.push_back(token);
   }
@@ -109,6 +100,7 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
                   fmt::format("expert ids of {}", saved.layer.name))
       .wait();
   const auto keep_round_of = [&](std::int64_t rank, std::span<std::int32_t> ids_tK) {
+    if (*saved.num_rounds == 1 && saved.round == 0) return;
     const auto first = static_cast<std::size_t>(rank * num_experts);
     keep_round(std::span(placement.first_row_PE).subspan(first, static_cast<std::size_t>(num_experts)),
                saved.num_rows(), ids_tK);
