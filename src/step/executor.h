@@ -5,7 +5,8 @@
 // A stage's forward keeps tensors of a micro-batch in a slot, which has an arena for them. A stage has as many slots as
 // it holds micro-batches at once. Without a pipeline there is one slot, and its tensors lie in the step's arena.
 // Backwards that defer weight gradients keep more tensors, in further arenas. A rank has as many of these as it defers
-// backwards at once. Inputs from other ranks have buffers of their own, because they may come before a slot is free.
+// backwards at once. Inputs from other ranks have buffers of their own: a slot also waits until what it has sent has
+// arrived.
 #pragma once
 
 #include <memory>
@@ -64,8 +65,6 @@ class Executor {
     std::size_t num_slots = 0, slot_bytes = 0, input_bytes = 0;
     std::vector<std::unique_ptr<Slot>> slots;
     std::vector<std::unique_ptr<Input>> inputs;  // none if the input comes from this rank
-
-    std::size_t num_inputs() const { return static_cast<std::size_t>(num_input_buffers(static_cast<int>(num_slots))); }
   };
 
   bool is_pipeline() const { return schedule_.num_stages() > 1; }
