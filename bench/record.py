@@ -28,6 +28,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 from gpu import BF16, STEPS, Measurements, json_lines, median_step
@@ -326,9 +327,11 @@ class Pages:
         machine = record["machine"]
         file = os.path.relpath(self.root / RECORDS / f"{name}.json.gz", path.parent)
         old = f" {OLD}: the sources have changed since." if self.is_old(record, part) else ""
-        return [f"Record [{name}]({file}): {machine['GPU 0'].split(',')[0]}, driver {machine['driver'].split(',')[0]},",
-                f"cuBLASLt {machine.get('cuBLASLt')}, cuDNN {machine.get('cuDNN')}, PyTorch {record['torch']}; "
-                f"Tessera {machine['tessera']}.{old}", "", *PARTS[part](record)]
+        gpu, driver = (machine[key].split(",")[0] for key in ("GPU 0", "driver"))
+        source = (f"Record [{name}]({file}): {gpu}, driver {driver}, "
+                  f"cuBLASLt {machine.get('cuBLASLt')}, cuDNN {machine.get('cuDNN')}, PyTorch {record['torch']}; "
+                  f"Tessera {machine['tessera']}.{old}")
+        return [*textwrap.wrap(source, 120, break_long_words=False, break_on_hyphens=False), "", *PARTS[part](record)]
 
     def renewed(self, path):
         """Returns the page's lines as they should be."""

@@ -63,7 +63,7 @@ class Record(unittest.TestCase):
 
     def test_figures_are_written_and_hold(self):
         self.assertIn("| 8x8x8 | 600, 1.20 | 400, - | -, - |", self.page())
-        self.assertIn("NVIDIA H100 80GB HBM3, driver 580.1,\ncuBLASLt 13.1, cuDNN 9.19, PyTorch 2.11; "
+        self.assertIn("NVIDIA H100 80GB HBM3, driver 580.1, cuBLASLt 13.1, cuDNN 9.19, PyTorch\n2.11; "
                       "Tessera 0.1.0+abc.", self.page())
         self.assertIn("(../bench/records/first.json.gz)", self.page())
         self.assertTrue(self.page().endswith("<!-- end -->\n\nThe end.\n"))
