@@ -71,7 +71,7 @@ class Receiver {
       if (!has_run_.contains({message.stage, message.micro_batch})) return false;
     } else {
       int& num_inputs = num_inputs_[message.stage];
-      if (num_inputs == held_[static_cast<std::size_t>(message.stage)]) return false;
+      if (num_inputs == num_input_buffers(held_[static_cast<std::size_t>(message.stage)])) return false;
       ++num_inputs;
     }
     posted_.push_back(message);

@@ -7,9 +7,10 @@
 // No rank may then wait for ever, even where a send ends only after its receive was posted. A receive is posted as soon
 // as all receives before it on its connection are and its memory is free:
 // - a gradient goes to the memory of the output that was sent, so that stage's forward must have run;
-// - an activation goes to one of the stage's input buffers, of which there are as many as it holds micro-batches. Other
-//   memory of a micro-batch may still wait for what it has sent. If that delayed the post, two ranks of DualPipeV would
-//   wait for each other.
+// - an activation goes to one of the stage's input buffers. There is one more than the stage holds micro-batches,
+//   because a gradient that lets one of these end may come behind an activation for the next. Other memory of a
+//   micro-batch may still wait for what it has sent. If that delayed the post, two ranks of DualPipeV would wait for
+//   each other.
 // The messages that an action needs are posted one action ahead, and with them what comes before them on their
 // connection. Other activations wait, so that they take no buffer for long.
 // tests/parallel/pipeline_messages_test.cc runs the posts of all kinds of schedules.
@@ -30,6 +31,9 @@ struct PipelineMessage {
 
 /// Returns the messages from one rank to another, in the order in which `from` sends them.
 std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, int from, int to);
+
+/// Returns the number of a stage's buffers for inputs from another rank. It holds `held` micro-batches (most_held).
+inline int num_input_buffers(int held) { return held + 1; }
 
 /// Returns, for each of a rank's actions, the messages whose receives are posted before it.
 std::vector<std::vector<PipelineMessage>> posted_receives(const PipelineSchedule& schedule, int rank);

@@ -162,11 +162,12 @@ std::vector<PipelineAction> zbv_actions(RankActions rank, int r, int num_ranks, 
     rank.backward_input(1);
     rank.backward_weight(1);
   }
-  // Steady state: on both chunks, one micro-batch goes in for each that comes out.
+  // Steady state: on both chunks, one micro-batch goes in for each that comes out. On chunk 0 it comes out first. So
+  // the chunk holds one micro-batch less than in the papers' order, and the schedule takes as long.
   while (rank.num_forwards(1) < num_micro_batches) {
-    if (rank.num_forwards(0) < num_micro_batches) rank.forward(0);
     rank.backward_input(0);
     rank.backward_weight(0);
+    if (rank.num_forwards(0) < num_micro_batches) rank.forward(0);
     rank.forward(1);
     rank.backward_input(1);
     rank.backward_weight(1);

@@ -131,7 +131,7 @@ void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
 std::size_t Executor::num_bytes() const {
   std::size_t sum = num_deferred_ * deferred_bytes_;
   for (const LocalStage& stage : stages_) {
-    sum += stage.num_slots * (stage.slot_bytes + stage.input_bytes);
+    sum += stage.num_slots * stage.slot_bytes + stage.num_inputs() * stage.input_bytes;
   }
   return sum;
 }
@@ -151,7 +151,7 @@ void Executor::allocate() {
       }
       stage.slots.push_back(std::move(slot));
     }
-    for (std::size_t i = 0; stage.input_bytes > 0 && i < stage.num_slots; ++i) {
+    for (std::size_t i = 0; stage.input_bytes > 0 && i < stage.num_inputs(); ++i) {
       stage.inputs.push_back(std::make_unique<Input>());
       stage.inputs.back()->arena = Arena(stage.input_bytes, model_.options().device);
     }

@@ -65,6 +65,8 @@ class Executor {
     std::size_t num_slots = 0, slot_bytes = 0, input_bytes = 0;
     std::vector<std::unique_ptr<Slot>> slots;
     std::vector<std::unique_ptr<Input>> inputs;  // none if the input comes from this rank
+
+    std::size_t num_inputs() const { return static_cast<std::size_t>(num_input_buffers(static_cast<int>(num_slots))); }
   };
 
   bool is_pipeline() const { return schedule_.num_stages() > 1; }

@@ -34,7 +34,7 @@ class Program {
         add(Event::Kind::kPost, source_of(message), rank, message);
         const int held_there = held[static_cast<std::size_t>(message.stage)];
         if (message.is_gradient) continue;
-        EXPECT_LE(++num_inputs[message.stage], held_there);
+        EXPECT_LE(++num_inputs[message.stage], num_input_buffers(held_there));
       }
       for_each_pass(actions[i], [&](const PipelinePass& pass) {
         std::vector<Slot>& slots = slots_[pass.stage];

@@ -28,7 +28,7 @@ TEST(PipelineText, WholeBackwardsTakeTwoSlots) {
 TEST(PipelineText, StagesAreNamedWhereARankHasSeveral) {
   EXPECT_EQ(text_of(Kind::kZBV, 2, 2, 3),
             "rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2 .\n"
-            "rank 1  .   1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2\n");
+            "rank 1  .   1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 1F2 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2\n");
 }
 
 TEST(PipelineText, OverlappedPassesShareACell) {
