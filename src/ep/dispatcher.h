@@ -118,6 +118,10 @@ class Dispatcher {
     if (op.measuring()) return has_rounds() ? 2 : 1;
     return *saved.num_rounds;
   }
+  /// Returns whether the layer's rows are those of one round among several.
+  bool is_cut(const Context& op, const DispatchSaved& saved) const {
+    return num_rounds(op, saved) > 1 || saved.round > 0;
+  }
   /// Adds the number of rounds after the first to sum_1 (float64, [1]). A step without such rounds runs no operator.
   void add_later_rounds(const Context& op, const DispatchSaved& saved, const Tensor& sum_1) const;
 

@@ -111,10 +111,9 @@ void Moe::for_later_rounds(const LayerContext& context, const DispatchSaved& fir
   const Dispatcher& dispatcher = *context.model->dispatcher;
   std::int64_t num_rounds = dispatcher.num_rounds(context.op, first);
   if (context.model->warms_up && dispatcher.has_rounds()) num_rounds = std::max(num_rounds, std::int64_t{2});
-  LayerContext of_round = context;
-  of_round.probe = nullptr;      // the first round is the sample
-  of_round.deferred = nullptr;   // their rows are not kept
-  of_round.op.record = nullptr;  // a balanced load has one round
+  LayerContext of_round = at_once(context);  // the rows are not kept for a deferred product
+  of_round.probe = nullptr;                  // the first round is the sample
+  of_round.op.record = nullptr;              // a balanced load has one round
   for (std::int64_t round = 1; round < num_rounds; ++round) {
     const ArenaScope scope(*context.op.arena);
     body(of_round, allocate_rows(of_round, first.routing, round));

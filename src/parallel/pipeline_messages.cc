@@ -1,8 +1,6 @@
 #include "parallel/pipeline_messages.h"
 
-#include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -31,10 +29,10 @@ class Receiver {
     if (!is_forward && !computes_input_gradient(pass)) return true;
     const int source = is_forward ? pass.stage - 1 : pass.stage + 1;
     if (source < 0 || source == schedule_.num_stages() || rank_of(source) == rank_) return true;
-    const PipelineMessage message{.is_gradient = !is_forward, .stage = pass.stage, .micro_batch = pass.micro_batch};
-    Connection& connection = connections_.at(rank_of(source));
-    while (std::find(connection.messages.begin(), connection.next(), message) == connection.next()) {
-      if (!post_next(connection)) return false;
+    // A stage takes micro-batches in order, so the number of its posts tells which they were.
+    const int& num_posted = num_posted_[{!is_forward, pass.stage}];
+    while (num_posted <= pass.micro_batch) {
+      if (!post_next(connections_.at(rank_of(source)))) return false;
     }
     return true;
   }
@@ -47,7 +45,7 @@ class Receiver {
   }
 
   void execute(const PipelinePass& pass) {
-    if (pass.kind == Pass::kForward) has_run_.insert({pass.stage, pass.micro_batch});
+    if (pass.kind == Pass::kForward) ++num_forwards_[pass.stage];
     if (frees_activations(pass)) --num_inputs_[pass.stage];
   }
 
@@ -68,13 +66,14 @@ class Receiver {
     if (connection.is_done()) return false;
     const PipelineMessage& message = *connection.next();
     if (message.is_gradient) {
-      if (!has_run_.contains({message.stage, message.micro_batch})) return false;
+      if (message.micro_batch >= num_forwards_[message.stage]) return false;
     } else {
       int& num_inputs = num_inputs_[message.stage];
       if (num_inputs == num_input_buffers(held_[static_cast<std::size_t>(message.stage)])) return false;
       ++num_inputs;
     }
     posted_.push_back(message);
+    ++num_posted_[{message.is_gradient, message.stage}];
     ++connection.num_posted;
     return true;
   }
@@ -82,9 +81,10 @@ class Receiver {
   const PipelineSchedule& schedule_;
   int rank_;
   std::vector<int> held_;
-  std::map<int, Connection> connections_;  // by the rank that sends
-  std::map<int, int> num_inputs_;          // in use, by stage
-  std::set<std::pair<int, int>> has_run_;  // forwards, by stage and micro-batch
+  std::map<int, Connection> connections_;           // by the rank that sends
+  std::map<int, int> num_inputs_;                   // in use, by stage
+  std::map<int, int> num_forwards_;                 // that have run, by stage
+  std::map<std::pair<bool, int>, int> num_posted_;  // by kind (gradients: true) and stage
   std::vector<PipelineMessage> posted_;
 };
 

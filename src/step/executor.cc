@@ -1,6 +1,7 @@
 #include "step/executor.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "ops/elementwise/elementwise.h"
@@ -21,10 +22,7 @@ void name_pass(const Context& op, int stage, PipelinePass::Kind kind) {
 }  // namespace
 
 Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
-    : model_(model),
-      mesh_(mesh),
-      schedule_(std::move(schedule)),
-      receives_(posted_receives(schedule_, mesh.pp.rank())) {
+    : model_(model), mesh_(mesh), schedule_(std::move(schedule)) {
   TESSERA_CHECK(schedule_.num_ranks == mesh_.pp.size(), "{} {}", schedule_.num_ranks, mesh_.pp.size());
   const std::vector<int> num_slots = most_held(schedule_);
   if (splits_backward()) num_deferred_ = static_cast<std::size_t>(most_deferred(schedule_, mesh_.pp.rank()));
@@ -52,13 +50,13 @@ void Executor::check_order(int stage) const {
 }
 
 void Executor::open_links() {
-  std::vector<ProcessGroup::Link> links;
-  for (int from = 0; from < schedule_.num_ranks; ++from) {
-    for (int to = 0; to < schedule_.num_ranks; ++to) {
-      if (from == to || messages_between(schedule_, from, to).empty()) continue;
-      links.push_back({.from = from, .to = to, .tag = tag_of(from, to)});
-    }
+  std::set<std::pair<int, int>> pairs;
+  for (int stage = 0; stage + 1 < schedule_.num_stages(); ++stage) {
+    const int here = rank_of(stage), next = rank_of(stage + 1);
+    if (here != next) pairs.insert({{here, next}, {next, here}});
   }
+  std::vector<ProcessGroup::Link> links;
+  for (const auto& [from, to] : pairs) links.push_back({.from = from, .to = to, .tag = tag_of(from, to)});
   if (!links.empty()) mesh_.pp.open_links(links);
 }
 
@@ -88,7 +86,7 @@ Tensor Executor::boundary(Arena& arena, const Batch& batch) const {
 }
 
 void Executor::record_message(int to, const Tensor& x_tD) {
-  if (0 <= to && to < schedule_.num_stages() && !is_local(to)) mesh_.pp.send(x_tD, rank_of(to), 0, {}).wait();
+  if (0 <= to && to < schedule_.num_stages() && !is_local(to)) send(x_tD, to, {}).wait();
 }
 
 void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
@@ -137,6 +135,7 @@ std::size_t Executor::num_bytes() const {
 }
 
 void Executor::allocate() {
+  receives_ = posted_receives(schedule_, mesh_.pp.rank());
   for (std::size_t i = 0; i < num_deferred_; ++i) {
     deferred_.push_back(std::make_unique<Arena>(deferred_bytes_, model_.options().device));
     free_deferred_.push_back(deferred_.back().get());
@@ -173,15 +172,26 @@ void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) 
   model_.set_warms_up(false);
 }
 
-Executor::Slot* Executor::slot_of(LocalStage& stage, int micro_batch) {
-  for (const auto& slot : stage.slots) {
-    if (slot->micro_batch == micro_batch) return slot.get();
+Work Executor::send(const Tensor& x_tD, int stage, std::string_view name) {
+  const int to = rank_of(stage);
+  return mesh_.pp.send(x_tD, to, tag_of(mesh_.pp.rank(), to), name);
+}
+
+Work Executor::receive(const Tensor& x_tD, int stage, std::string_view name) {
+  const int from = rank_of(stage);
+  return mesh_.pp.receive(x_tD, from, tag_of(from, mesh_.pp.rank()), name);
+}
+
+template <typename Memory>
+Memory* Executor::find(const std::vector<std::unique_ptr<Memory>>& all, int micro_batch) {
+  for (const auto& one : all) {
+    if (one->micro_batch == micro_batch) return one.get();
   }
   return nullptr;
 }
 
 Executor::Slot& Executor::take_free_slot(LocalStage& stage, int micro_batch) {
-  Slot* slot = slot_of(stage, -1);
+  Slot* slot = find(stage.slots, -1);
   TESSERA_CHECK(slot != nullptr, "stage {}, micro-batch {}", stage.stage, micro_batch);
   slot->sent_output.wait();
   slot->sent_gradient.wait();
@@ -190,39 +200,31 @@ Executor::Slot& Executor::take_free_slot(LocalStage& stage, int micro_batch) {
   return *slot;
 }
 
-Executor::Input* Executor::input_of(LocalStage& stage, int micro_batch) {
-  for (const auto& input : stage.inputs) {
-    if (input->micro_batch == micro_batch) return input.get();
-  }
-  return nullptr;
-}
-
 void Executor::post(const PipelineMessage& message, const Batch& batch) {
   LocalStage& stage = local(message.stage);
-  const int from = rank_of(message.stage + (message.is_gradient ? 1 : -1)), tag = tag_of(from, mesh_.pp.rank());
   if (message.is_gradient) {
     // It shares the output's memory: the gradient is sent only after the output has arrived. MPI does not promise this
     // for a send that has not completed, but no MPI writes before a message comes.
-    Slot* slot = slot_of(stage, message.micro_batch);
+    Slot* slot = find(stage.slots, message.micro_batch);
     TESSERA_CHECK(slot != nullptr, "stage {}, micro-batch {}", message.stage, message.micro_batch);
-    slot->gradient = mesh_.pp.receive(slot->saved.d_tD, from, tag, "gradients");
+    slot->gradient = receive(slot->saved.d_tD, message.stage + 1, "gradients");
     return;
   }
-  Input* input = input_of(stage, -1);
+  Input* input = find(stage.inputs, -1);
   TESSERA_CHECK(input != nullptr, "stage {}, micro-batch {}", message.stage, message.micro_batch);
   input->micro_batch = message.micro_batch;
   input->arena.release_to(0);
   input->x_tD = boundary(input->arena, batch);
-  input->received = mesh_.pp.receive(input->x_tD, from, tag, "activations");
+  input->received = receive(input->x_tD, message.stage - 1, "activations");
 }
 
 void Executor::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                        PhaseClock& clock, SiteProbe* probe) {
   LocalStage& stage = local(pass.stage);
   Slot* slot = pass.kind == PipelinePass::Kind::kForward ? &take_free_slot(stage, pass.micro_batch)
-                                                         : slot_of(stage, pass.micro_batch);
+                                                         : find(stage.slots, pass.micro_batch);
   TESSERA_CHECK(slot != nullptr, "{}", describe(pass));
-  Input* input = input_of(stage, pass.micro_batch);
+  Input* input = find(stage.inputs, pass.micro_batch);
   StageSaved& saved = slot->saved;
   const bool is_first = pass.stage == 0, is_last = pass.stage + 1 == schedule_.num_stages();
   clock.begin();
@@ -230,7 +232,8 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   switch (pass.kind) {
     case PipelinePass::Kind::kForward: {
       if (!is_first && is_local(pass.stage - 1)) {
-        saved.x_tD = slot_of(local(pass.stage - 1), pass.micro_batch)->saved.out_tD;  // which stays until its backward
+        saved.x_tD =
+            find(local(pass.stage - 1).slots, pass.micro_batch)->saved.out_tD;  // which stays until its backward
       }
       TESSERA_CHECK(input != nullptr || is_first || is_local(pass.stage - 1), "{}", describe(pass));
       if (input != nullptr) {
@@ -239,8 +242,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       }
       model_.forward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_last && !is_local(pass.stage + 1)) {
-        const int to = rank_of(pass.stage + 1);
-        slot->sent_output = mesh_.pp.send(saved.out_tD, to, tag_of(mesh_.pp.rank(), to), "activations");
+        slot->sent_output = send(saved.out_tD, pass.stage + 1, "activations");
       }
       clock.end(&PhaseSeconds::forward);
       return;
@@ -256,10 +258,9 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       }
       model_.backward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_first && is_local(pass.stage - 1)) {
-        copy(op, saved.d_tD, slot_of(local(pass.stage - 1), pass.micro_batch)->saved.d_tD);
+        copy(op, saved.d_tD, find(local(pass.stage - 1).slots, pass.micro_batch)->saved.d_tD);
       } else if (!is_first) {
-        const int to = rank_of(pass.stage - 1);
-        slot->sent_gradient = mesh_.pp.send(saved.d_tD, to, tag_of(mesh_.pp.rank(), to), "gradients");
+        slot->sent_gradient = send(saved.d_tD, pass.stage - 1, "gradients");
       }
       if (pass.kind == PipelinePass::Kind::kBackward && saved.deferred) {
         model_.backward_weights(op, index_of(stage), batch, saved);
@@ -285,17 +286,15 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
   TESSERA_CHECK(static_cast<int>(micro_batches.size()) == schedule_.num_micro_batches, "{} micro-batches, {} scheduled",
                 micro_batches.size(), schedule_.num_micro_batches);
   const std::vector<PipelineAction>& actions = schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())];
-  const auto batch_of = [&](const PipelinePass& pass) -> const Batch& {
-    return micro_batches[static_cast<std::size_t>(pass.micro_batch)];
+  const auto batch_of = [&](int micro_batch) -> const Batch& {
+    return micro_batches[static_cast<std::size_t>(micro_batch)];
   };
   const ArenaScope scope(*op.arena);
   const std::size_t empty = op.arena->used();
   for (std::size_t i = 0; i < actions.size(); ++i) {
-    for (const PipelineMessage& message : receives_[i]) {
-      post(message, micro_batches[static_cast<std::size_t>(message.micro_batch)]);
-    }
+    for (const PipelineMessage& message : receives_[i]) post(message, batch_of(message.micro_batch));
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
-      execute(op, pass, batch_of(pass), scale, clock,
+      execute(op, pass, batch_of(pass.micro_batch), scale, clock,
               pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
       if (!is_pipeline() && frees_activations(pass)) op.arena->release_to(empty);
     });
@@ -314,17 +313,11 @@ LossSums Executor::evaluate(const Context& op, const Batch& batch, const BlockOb
   const Tensor x_tD = boundary(*op.arena, batch);
   for (LocalStage& stage : stages_) {
     const int s = stage.stage;
-    if (s > 0 && !is_local(s - 1)) {
-      const int from = rank_of(s - 1);
-      mesh_.pp.receive(x_tD, from, tag_of(from, mesh_.pp.rank()), "activations").wait();
-    }
+    if (s > 0 && !is_local(s - 1)) receive(x_tD, s - 1, "activations").wait();
     const LossSums part = model_.evaluate(op, batch, observer, {}, {}, index_of(stage), x_tD);
     sums.main += part.main;
     sums.mtp += part.mtp;
-    if (s + 1 < schedule_.num_stages() && !is_local(s + 1)) {
-      const int to = rank_of(s + 1);
-      mesh_.pp.send(x_tD, to, tag_of(mesh_.pp.rank(), to), "activations").wait();
-    }
+    if (s + 1 < schedule_.num_stages() && !is_local(s + 1)) send(x_tD, s + 1, "activations").wait();
   }
   return sums;
 }

@@ -79,12 +79,11 @@ class Executor {
   void open_links();
   std::size_t index_of(const LocalStage& stage) const { return static_cast<std::size_t>(&stage - stages_.data()); }
   bool splits_backward() const;
-  /// Returns the slot of a micro-batch, or null if it has none.
-  Slot* slot_of(LocalStage& stage, int micro_batch);
+  /// Returns the slot or input of a micro-batch, or null if it has none. A micro-batch of -1 finds one that is free.
+  template <typename Memory>
+  static Memory* find(const std::vector<std::unique_ptr<Memory>>& all, int micro_batch);
   /// Takes a free slot for a micro-batch.
   Slot& take_free_slot(LocalStage& stage, int micro_batch);
-  /// Returns the input of a micro-batch, or null if it has none.
-  Input* input_of(LocalStage& stage, int micro_batch);
   StageSaved make_saved(const LocalStage& stage) const;
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
@@ -97,7 +96,11 @@ class Executor {
   void record_message(int to, const Tensor& x_tD);
   /// Starts to receive a message. `batch` is its micro-batch.
   void post(const PipelineMessage& message, const Batch& batch);
-  /// Returns the tag of all messages between two neighbouring ranks.
+  /// Sends to the rank of another stage.
+  Work send(const Tensor& x_tD, int stage, std::string_view name);
+  /// Starts to receive from the rank of another stage.
+  Work receive(const Tensor& x_tD, int stage, std::string_view name);
+  /// Returns the tag of all messages from a rank to a neighbour.
   int tag_of(int from, int to) const { return 2 * from + (to == (from + 1) % schedule_.num_ranks ? 0 : 1); }
   void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                PhaseClock& clock, SiteProbe* probe);
@@ -105,7 +108,8 @@ class Executor {
   Model& model_;
   Mesh& mesh_;
   PipelineSchedule schedule_;
-  std::vector<std::vector<PipelineMessage>> receives_;  // which are posted before each of this rank's actions
+  std::vector<std::vector<PipelineMessage>>
+      receives_;  // by action: those that are posted before it; from allocate() on
   std::vector<LocalStage> stages_;
   std::size_t num_deferred_ = 0, deferred_bytes_ = 0;
   std::vector<std::unique_ptr<Arena>> deferred_;

@@ -434,7 +434,6 @@ TEST(RunTogether, ALongBodyKeepsTheOthersWaiting) {
   with_ranks(3, body, {.timeout = Progress::Seconds(1.5)});
 }
 
-/// If some ranks fail, all ranks fail with the error of the first of them.
 // The ranks take different numbers of steps. An error on one ends all, even those that would go on for ever.
 TEST(RunTogether, StepsEndTogether) {
   with_ranks(3, [](ProcessGroup& group) {
@@ -455,6 +454,7 @@ TEST(RunTogether, StepsEndTogether) {
   });
 }
 
+/// If some ranks fail, all ranks fail with the error of the first of them.
 TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
   with_ranks(4, [](ProcessGroup& group) {
     int calls = 0;

@@ -78,7 +78,7 @@ class Node:
         self.write("gpus", "\n".join(lines) + "\n")
 
     def vanish(self):
-        """Removes a part of /sys for a moment, as when a driver is reloaded. Returns for how many seconds it was away."""
+        """Removes a part of /sys for a moment, as when a driver is reloaded. Returns the seconds without it."""
         path, begin = os.path.join(self.folder, "sys/class/infiniband/mlx5_0"), time.time()
         os.rename(path, os.path.join(self.folder, "vanished"))
         time.sleep(0.01)

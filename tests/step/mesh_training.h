@@ -146,7 +146,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
   const auto rank = [&](ProcessGroup* world, TrainingStep& step, std::vector<Batch>& batches) {
     const Mesh& mesh = step.model().parameters().mesh();
     const JobConfig config = parse_job_config(kMeshModel, mesh_case.overrides);
-    const std::int64_t local = config.training.global_batch_size / mesh.num_data_ranks() / mesh_case.micro_batches;
+    const std::int64_t local = batches.front().num_seqs();
     for (std::size_t i = 0; mesh_case.favours_first_expert && i < step.model().num_moe_layers(); ++i) {
       step.model().parameters().buffer(step.model().moe_layer(i).expert_bias()).data<float>()[0] = 10.0f;
     }

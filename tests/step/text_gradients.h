@@ -71,10 +71,8 @@ inline Gradients first_gradients(const MeshCase& mesh_case) {
   std::mutex mutex;
   mesh_test::on_mesh(mesh_case, kGradientModel, [&](ProcessGroup*, TrainingStep& step, std::vector<Batch>& batches) {
     const Mesh& mesh = step.model().parameters().mesh();
-    const JobConfig config = parse_job_config(kGradientModel, mesh_case.overrides);
     const std::vector<std::int32_t> tokens = text_tokens();
-    const auto length = static_cast<std::size_t>(config.training.global_batch_size / mesh.num_data_ranks() /
-                                                 mesh_case.micro_batches * (config.training.seq_len + 1));
+    const auto length = static_cast<std::size_t>(batches.front().num_seqs() * (batches.front().seq_len() + 1));
     auto part = static_cast<std::size_t>(mesh.data_rank());
     for (Batch& batch : batches) {
       batch.fill(std::span(tokens).subspan(part * length, length));

@@ -52,7 +52,7 @@ void StandardDispatcher::sort_slots(const Context& op, const DispatchSaved& save
   const auto& routing = saved.backend_as<StandardRouting>();
   const Tensor sent_offsets_E1 = op.arena->allocate({options().num_experts + 1}, DType::kInt32);
   Tensor ids_tK = saved.routing.expert_ids_tK, counts_E = saved.routing.counts_E;
-  if (num_rounds(op, saved) > 1 || saved.round > 0) {
+  if (is_cut(op, saved)) {
     const Tensor round_ids_tK = op.arena->allocate(ids_tK.shape(), DType::kInt32);
     const Tensor round_counts_E = op.arena->allocate(counts_E.shape(), DType::kInt32);
     if (!op.measuring()) {

@@ -100,7 +100,7 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
                   fmt::format("expert ids of {}", saved.layer.name))
       .wait();
   const auto keep_round_of = [&](std::int64_t rank, std::span<std::int32_t> ids_tK) {
-    if (*saved.num_rounds == 1 && saved.round == 0) return;
+    if (!is_cut(op, saved)) return;
     const auto first = static_cast<std::size_t>(rank * num_experts);
     keep_round(std::span(placement.first_row_PE).subspan(first, static_cast<std::size_t>(num_experts)),
                saved.num_rows(), ids_tK);
