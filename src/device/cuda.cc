@@ -146,6 +146,12 @@ Stream& Stream::operator=(Stream&& other) noexcept {
   return *this;
 }
 
+bool Stream::is_recording() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TESSERA_CUDA(cudaStreamIsCapturing(handle_, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void Stream::synchronize() const { TESSERA_CUDA(cudaStreamSynchronize(handle_)); }
 
 void Stream::wait(const Fence& fence) const { TESSERA_CUDA(cudaStreamWaitEvent(handle_, fence.handle_)); }

@@ -66,6 +66,8 @@ class Stream {
   Stream& operator=(Stream&& other) noexcept;
 
   CUstream_st* handle() const { return handle_; }
+  /// Returns whether a graph is being recorded on this stream (device/cuda_graph.h).
+  bool is_recording() const;
   /// Waits until all work on this stream is done. Throws InternalError if some of it failed.
   void synchronize() const;
   /// Makes all later work on this stream wait until the other stream has passed the fence.

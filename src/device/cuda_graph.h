@@ -27,4 +27,22 @@ class Graph {
   CUgraphExec_st* executable_ = nullptr;
 };
 
+/// Records a loop into the graph that is being recorded on a stream (CUDA programming guide, "Conditional Graph
+/// Nodes"). A kernel before the loop and one at the end of its body say whether the body runs (again):
+/// cudaGraphSetConditional(condition(), runs).
+class GraphLoop {
+ public:
+  explicit GraphLoop(const Stream& recording);
+
+  /// Returns the loop's cudaGraphConditionalHandle.
+  unsigned long long condition() const { return condition_; }
+  /// Records the work that `run` puts on the stream `body`, which must be idle. The loop follows all that is on the
+  /// recording stream, and later work there follows the loop.
+  void record(const Stream& body, const std::function<void()>& run);
+
+ private:
+  CUstream_st* recording_;
+  unsigned long long condition_ = 0;
+};
+
 }  // namespace tessera::cuda

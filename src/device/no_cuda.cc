@@ -31,6 +31,7 @@ Stream::Stream(Priority /*priority*/) { refuse(); }
 Stream::~Stream() = default;
 Stream::Stream(Stream&&) noexcept = default;
 Stream& Stream::operator=(Stream&&) noexcept = default;
+bool Stream::is_recording() const { refuse(); }
 void Stream::synchronize() const { refuse(); }
 
 void Stream::wait(const Fence&) const { refuse(); }
@@ -52,5 +53,7 @@ Graph::~Graph() = default;
 Graph::Graph(Graph&&) noexcept = default;
 Graph& Graph::operator=(Graph&&) noexcept = default;
 void Graph::launch(const Stream&) const { refuse(); }
+GraphLoop::GraphLoop(const Stream& recording) : recording_(recording.handle()) { refuse(); }
+void GraphLoop::record(const Stream&, const std::function<void()>&) { refuse(); }
 
 }  // namespace tessera::cuda

@@ -45,7 +45,7 @@ struct DispatchOptions {
   std::int64_t max_alignment = 1;
   /// The number of rows that a rank has room for, as a multiple of a balanced load's. A balanced load is t·K rows, or
   /// with several domains a domain's part of that. 0 means room for any load. Tokens are never dropped: more rows are
-  /// worked off in rounds, or are an error where there are none (Dispatcher::has_rounds).
+  /// worked off in rounds.
   double capacity_factor = 0.0;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;

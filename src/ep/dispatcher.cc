@@ -42,8 +42,9 @@ double Dispatcher::expected_rows(std::int64_t num_tokens, std::int64_t alignment
   return std::min(balanced_rows(num_tokens) + padding, static_cast<double>(max_rows(num_tokens, alignment)));
 }
 
-DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing,
-                                         std::int64_t round) const {
+DispatchSaved Dispatcher::allocate_round(const Context& op, DispatchSaved saved) const {
+  const DispatchLayer& layer = saved.layer;
+  const TokenRouting& routing = saved.routing;
   const std::int64_t num_tokens = routing.expert_ids_tK.dim(0);
   TESSERA_CHECK(0 < num_tokens && num_tokens <= options_.max_tokens && 0 < layer.alignment &&
                     layer.alignment <= options_.max_alignment,
@@ -51,14 +52,8 @@ DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer&
   TESSERA_CHECK_TENSOR(routing.expert_ids_tK, DType::kInt32, {num_tokens, options_.top_k});
   TESSERA_CHECK_TENSOR(routing.weights_tK, DType::kFloat32, {num_tokens, options_.top_k});
   TESSERA_CHECK_TENSOR(routing.counts_E, DType::kInt32, {options_.num_experts});
-  TESSERA_CHECK(round == 0 || (round > 0 && has_rounds()), "{}: round {}", layer.name, round);
-  DispatchSaved saved{.layer = layer,
-                      .routing = routing,
-                      .round = round,
-                      .num_rounds = std::make_shared<std::int64_t>(1),
-                      .offsets_e1 = {},
-                      .weights_R = {},
-                      .backend = {}};
+  TESSERA_CHECK(saved.round == 0 || has_rounds(), "{}: round {}", layer.name, saved.round);
+  saved.num_rounds = std::make_shared<std::int64_t>(1);
   allocate_rows(op, saved);
   allocate_backend(op, saved);
   return saved;
@@ -98,11 +93,36 @@ void Dispatcher::note(const Context& op, const char* call, PayloadPrecision prec
        .pass = {}});
 }
 
-void Dispatcher::add_later_rounds(const Context& op, const DispatchSaved& saved, const Tensor& sum_1) const {
-  if (num_rounds(op, saved) == 1) return;
+std::int64_t Dispatcher::found_rounds(const Context& /*op*/, const DispatchSaved& first) const {
+  return *first.num_rounds;
+}
+
+std::int64_t Dispatcher::num_rounds(const Context& op, const DispatchSaved& first) const {
+  if (!has_rounds()) return 1;
+  return op.measuring() ? 2 : found_rounds(op, first);
+}
+
+void Dispatcher::repeat(const Context& op, const DispatchSaved& first, std::int64_t least,
+                        const std::function<void(std::int64_t)>& run) const {
+  const std::int64_t end = std::max(num_rounds(op, first), least);
+  for (std::int64_t round = 1; round < end; ++round) run(round);
+}
+
+void Dispatcher::for_later_rounds(const Context& op, const DispatchSaved& first, std::int64_t least,
+                                  const std::function<void(const DispatchSaved&)>& body) const {
+  if (!has_rounds()) return;
+  repeat(op, first, least, [&](std::int64_t round) {
+    const ArenaScope scope(*op.arena);
+    body(allocate_later(op, first, round));
+  });
+}
+
+void Dispatcher::add_later_rounds(const Context& op, const DispatchSaved& first, const Tensor& sum_1) const {
+  const std::int64_t later = num_rounds(op, first) - 1;
+  if (later == 0) return;
   const ArenaScope scope(*op.arena);
   const Tensor later_1 = op.arena->allocate({1}, DType::kInt32);
-  if (!op.measuring()) ep::put(op, std::array{static_cast<std::int32_t>(*saved.num_rounds - 1)}, later_1);
+  if (!op.measuring()) ep::put(op, std::array{static_cast<std::int32_t>(later)}, later_1);
   add_counts(op, later_1, sum_1);
 }
 

@@ -22,10 +22,10 @@
 // in float32, and round to the layer's type. Then they sum these in float32 and round once. So both give the same bits.
 // Two-level sums so within a domain. Then it adds the domains' sums, ascending, in float32, and rounds once more.
 //
-// Rounds. A rank has room for R rows. Where a rank gets more, the backends that the host plans work them off in rounds:
-// `dispatch` tells how many there are, all ranks agree, and round i has each rank's rows [i·R, (i+1)·R). A later round
-// is allocated like a layer, and makes the same calls. Its sums are added to the first round's. So a sum is rounded
-// once per round.
+// Rounds. A rank has room for R rows. Where a rank gets more, they are worked off in rounds: `dispatch` finds how many
+// there are, all ranks agree, and round i has each rank's rows [i·R, (i+1)·R). A later round is allocated like a layer,
+// and makes the same calls. Its sums are added to the first round's. So a sum is rounded once per round. `direct` on
+// GPUs counts the rounds there. In a recorded graph, later rounds are a loop, which the GPU repeats without the host.
 //
 // Payload. A token crosses as it is, or in MXFP8 (E4M3 elements, a scale per 32 numbers of D, mode rceil). Its own rank
 // quantizes it once. Its rows are then the numbers that this stands for. The payload of dispatch and dispatch_again is
@@ -33,6 +33,7 @@
 #pragma once
 
 #include <any>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -61,11 +62,14 @@ struct DispatchSaved {
   DispatchLayer layer;
   TokenRouting routing;
   std::int64_t round = 0;
-  // Written by dispatch.
-  std::shared_ptr<std::int64_t> num_rounds;  // which this layer's rows need
-  Tensor offsets_e1;                         // int32: rows [offsets[i], offsets[i + 1]) belong to the i-th local expert
-  Tensor weights_R;                          // float32: a row's routing weight, 0 for all that are padding
-  std::any backend;                          // what the backend keeps; only the backend knows its type
+  // The members below are written by dispatch.
+  // The number of rounds that this layer's rows need. A GPU that counts them has the number of later rounds and the
+  // current round instead (int32), which all rounds share.
+  std::shared_ptr<std::int64_t> num_rounds = {};
+  Tensor rounds_2 = {};
+  Tensor offsets_e1 = {};  // int32: rows [offsets[i], offsets[i + 1]) belong to the i-th local expert
+  Tensor weights_R = {};   // float32: a row's routing weight, 0 for all that are padding
+  std::any backend = {};   // what the backend keeps; only the backend knows its type
 
   /// Returns what the backend keeps. Throws std::bad_any_cast if it is of another type.
   template <typename Routing>
@@ -83,7 +87,7 @@ struct DispatchSaved {
 /// is sent as `plain`. Where its payload is MXFP8 they may give it as `rows` alone, which are sent as they are.
 ///
 /// Every call throws RankFailure if another rank has died or does not come within the group's timeout. Calls that do
-/// not wait for the GPU throw neither this nor Error for too many rows. check() throws them instead.
+/// not wait for the GPU do not throw it. check() does instead.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -100,34 +104,38 @@ class Dispatcher {
   virtual int num_sms() const { return 0; }
   /// Returns whether calls wait for the GPU, and so cannot be parts of a graph.
   virtual bool waits_for_gpu() const { return false; }
-  /// Returns whether a load beyond the room is worked off in rounds. Otherwise check() throws.
-  virtual bool has_rounds() const { return false; }
-  /// Throws what a GPU's calls up to now have found. It throws once for too many rows, where combine gave NaN.
-  /// It throws each time for a rank that did not come, after which calls do nothing.
+  /// Returns whether a load may exceed the room, and takes rounds then.
+  bool has_rounds() const { return options_.capacity_factor > 0.0 && num_ranks_ > 1; }
+  /// Throws if a GPU's calls up to now have found that a rank did not come. Calls do nothing after that.
   virtual void check() {}
 
   std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
   /// Returns the number of those rows that a balanced load uses, with half an alignment of padding per expert.
   double expected_rows(std::int64_t num_tokens, std::int64_t alignment) const;
-  /// Allocates what a layer keeps of a round, from op's arena.
-  DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing,
-                               std::int64_t round = 0) const;
-  /// Returns the number of rounds that the last dispatch of this layer has found. While a step is measured it is the
-  /// number of rounds that differ in what they allocate: 2 where rounds are possible.
-  std::int64_t num_rounds(const Context& op, const DispatchSaved& saved) const {
-    if (op.measuring()) return has_rounds() ? 2 : 1;
-    return *saved.num_rounds;
+  /// Allocates what a layer keeps of its first round, from op's arena.
+  DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing) const {
+    return allocate_round(op, {.layer = layer, .routing = routing});
   }
-  /// Returns whether the layer's rows are those of one round among several.
-  bool is_cut(const Context& op, const DispatchSaved& saved) const {
-    return num_rounds(op, saved) > 1 || saved.round > 0;
+  /// Allocates the same for a later round of `first`.
+  DispatchSaved allocate_later(const Context& op, const DispatchSaved& first, std::int64_t round) const {
+    return allocate_round(op,
+                          {.layer = first.layer, .routing = first.routing, .round = round, .rounds_2 = first.rounds_2});
   }
-  /// Adds the number of rounds after the first to sum_1 (float64, [1]). A step without such rounds runs no operator.
-  void add_later_rounds(const Context& op, const DispatchSaved& saved, const Tensor& sum_1) const;
+  /// Returns the number of rounds that the last dispatch of this layer has found. It waits for a GPU that counts them.
+  /// While a step is measured it is the number of rounds that differ in what they allocate: 2 where rounds are
+  /// possible.
+  std::int64_t num_rounds(const Context& op, const DispatchSaved& first) const;
+  /// Calls body(saved) for each round after the first, at least for those before `least`. `saved` and what the body
+  /// allocates have memory until it returns. If a GPU counts rounds and a graph is being recorded, the body is called
+  /// once, and the GPU repeats its operators.
+  void for_later_rounds(const Context& op, const DispatchSaved& first, std::int64_t least,
+                        const std::function<void(const DispatchSaved& saved)>& body) const;
+  /// Adds the number of rounds after the first to sum_1 (float64, [1]). Where the host knows it, a step without such
+  /// rounds runs no operator.
+  virtual void add_later_rounds(const Context& op, const DispatchSaved& first, const Tensor& sum_1) const;
 
   /// Assigns the rows to x_RD, in those of its forms that are defined, and 0 to the padding. Also assigns what is saved
-  /// from the routing. Where the payload has x_RD.rows' format, these are the very bytes that were sent. If a rank gets
-  /// more rows than it has room for, there are rounds, or check() throws Error on all ranks.
+  /// from the routing. Where the payload has x_RD.rows' format, these are the very bytes that were sent.
   void dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
   /// Assigns the same rows once more, for recomputation.
   void dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
@@ -155,6 +163,13 @@ class Dispatcher {
   /// Throws Error if so many rows cannot be counted.
   Dispatcher(const DispatchOptions& options, int num_ranks);
 
+  /// Returns whether the rows are those of one round among several, where the host knows it.
+  bool is_cut(const Context& op, const DispatchSaved& saved) const {
+    return saved.round > 0 || (op.measuring() ? has_rounds() : *saved.num_rounds > 1);
+  }
+  /// Calls run(round) for the later rounds, or records them.
+  virtual void repeat(const Context& op, const DispatchSaved& first, std::int64_t least,
+                      const std::function<void(std::int64_t round)>& run) const;
   int num_ranks() const { return num_ranks_; }
   std::int64_t num_local_experts() const { return options_.num_experts / num_ranks_; }
   /// Returns the number of rows that a rank's experts get when the load is balanced.
@@ -163,8 +178,12 @@ class Dispatcher {
   }
 
  private:
+  /// Completes what a layer keeps of a round.
+  DispatchSaved allocate_round(const Context& op, DispatchSaved saved) const;
   /// Allocates offsets_e1 and weights_R.
   virtual void allocate_rows(const Context& op, DispatchSaved& saved) const;
+  /// Returns the number of rounds that the last dispatch has found.
+  virtual std::int64_t found_rounds(const Context& op, const DispatchSaved& first) const;
   // The functions below are the backend's part of each call, after the operands were checked. They are also called when
   // a step is measured.
   virtual void allocate_backend(const Context& op, DispatchSaved& saved) const = 0;

@@ -60,16 +60,4 @@ RowRange rows_in_round(std::int32_t first_row, std::int32_t count, std::int64_t 
   return {std::clamp(first_row, 0, size), std::clamp(first_row + count, 0, size)};
 }
 
-std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
-                              std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor) {
-  // The router treats NaN as 0 and takes the first of equal experts.
-  const char* of_first =
-      ". Tokens whose numbers are not finite all choose its experts: see whether the losses before were finite";
-  return fmt::format(
-      "{}: the experts of rank {} get {} rows, {:.3f} times the balanced load; with padding {} rows are needed, and "
-      "there is room for {}. Make parallelism.expert_parallel_capacity_factor, now {}, larger, or 0 for any load{}",
-      layer, rank, num_rows, static_cast<double>(num_rows) / balanced_rows, num_rows_needed, max_rows, capacity_factor,
-      rank == 0 ? of_first : "");
-}
-
 }  // namespace tessera::ep

@@ -1,9 +1,6 @@
 // Computes where rows go from all ranks' counts. Every rank computes it for all ranks.
 #pragma once
 
-#include <string>
-#include <string_view>
-
 #include "ep/dispatcher.h"
 
 namespace tessera::ep {
@@ -37,10 +34,5 @@ struct RowRange {
 
 /// Returns those of `count` rows from first_row on that lie in [0, room).
 RowRange rows_in_round(std::int32_t first_row, std::int32_t count, std::int64_t room);
-
-/// Describes the overload of a rank, where it is an error. The rank gets num_rows rows, needs room for num_rows_needed
-/// (padding included), and has room for max_rows. balanced_rows is the number of rows of a balanced load.
-std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
-                              std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor);
 
 }  // namespace tessera::ep

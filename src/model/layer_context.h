@@ -35,8 +35,10 @@ struct Environment {
   Dispatcher* dispatcher = nullptr;  // of all MoE layers
   /// Assigns experts in turn, whatever the router says ([debug] moe_force_load_balance).
   bool force_load_balance = false;
-  /// Loads all kernels: experts are assigned in turn, and a later round runs even if it has no rows.
+  /// Experts are assigned in turn, because memory has no numbers yet.
   bool warms_up = false;
+  /// A later round (ep/dispatcher.h) runs even if it has no rows, so that its kernels are loaded.
+  bool loads_kernels = false;
 };
 
 /// Describes one pass of one micro-batch through layers of a model: the environment, and how this pass differs from

@@ -151,7 +151,9 @@ class Model {
   /// update_expert_bias.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
   /// Says whether the calls that follow are to load kernels, from memory without numbers.
-  void set_warms_up(bool warms_up) { environment_.warms_up = warms_up; }
+  void set_warms_up(bool warms_up) { environment_.warms_up = environment_.loads_kernels = warms_up; }
+  /// Says whether the calls that follow are to run all kernels that a graph may need.
+  void set_loads_kernels(bool loads_kernels) { environment_.loads_kernels = loads_kernels; }
   /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return moe_.dispatcher != nullptr && moe_.dispatcher->waits_for_gpu(); }
   /// Throws what the dispatcher's calls on a GPU have found since the last check (Dispatcher::check).

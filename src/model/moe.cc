@@ -1,7 +1,5 @@
 #include "model/moe.h"
 
-#include <algorithm>
-
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
 #include "ops/kit/side_stream.h"
@@ -89,8 +87,10 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
   }
   const RouterOutputs& routing = saved.routing;
   saved.rows = allocate_rows(
-      context, {.expert_ids_tK = routing.expert_ids_TK, .weights_tK = routing.weights_TK, .counts_E = routing.counts_E},
-      0);
+      context,
+      context.model->dispatcher->allocate_saved(
+          context.op, {.name = name_, .alignment = row_alignment(*context.model->quantized)},
+          {.expert_ids_tK = routing.expert_ids_TK, .weights_tK = routing.weights_TK, .counts_E = routing.counts_E}));
   if (shared_) saved.shared_h_T2I = shared_->allocate_saved(context);
   if (context.recompute != Recompute::kSelective) {
     saved.rows.x_RD =
@@ -98,26 +98,20 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
   }
 }
 
-ExpertRows Moe::allocate_rows(const LayerContext& context, const TokenRouting& routing, std::int64_t round) const {
-  ExpertRows rows;
-  rows.dispatch = context.model->dispatcher->allocate_saved(
-      context.op, {.name = name_, .alignment = row_alignment(*context.model->quantized)}, routing, round);
-  rows.h_R2F = context.allocate({rows.dispatch.num_rows(), 2 * context.config().moe_inter_dim});
-  return rows;
+ExpertRows Moe::allocate_rows(const LayerContext& context, const DispatchSaved& dispatch) const {
+  return {.dispatch = dispatch,
+          .h_R2F = context.allocate({dispatch.num_rows(), 2 * context.config().moe_inter_dim}),
+          .x_RD = {}};
 }
 
 template <typename Body>
 void Moe::for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const {
-  const Dispatcher& dispatcher = *context.model->dispatcher;
-  std::int64_t num_rounds = dispatcher.num_rounds(context.op, first);
-  if (context.model->warms_up && dispatcher.has_rounds()) num_rounds = std::max(num_rounds, std::int64_t{2});
   LayerContext of_round = at_once(context);  // the rows are not kept for a deferred product
   of_round.probe = nullptr;                  // the first round is the sample
   of_round.op.record = nullptr;              // a balanced load has one round
-  for (std::int64_t round = 1; round < num_rounds; ++round) {
-    const ArenaScope scope(*context.op.arena);
-    body(of_round, allocate_rows(of_round, first.routing, round));
-  }
+  context.model->dispatcher->for_later_rounds(
+      of_round.op, first, context.model->loads_kernels ? 2 : 1,
+      [&](const DispatchSaved& dispatch) { body(of_round, allocate_rows(of_round, dispatch)); });
 }
 
 void Moe::balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing,

@@ -56,8 +56,8 @@ class Moe {
   /// Computes what runs beside a dispatch. It gets the context of the side stream. An empty one computes nothing.
   using Beside = std::function<void(const LayerContext&)>;
 
-  /// Allocates what the experts keep of a round. x_RD stays undefined.
-  ExpertRows allocate_rows(const LayerContext& context, const TokenRouting& routing, std::int64_t round) const;
+  /// Returns what the experts keep of the round that was allocated. x_RD stays undefined.
+  ExpertRows allocate_rows(const LayerContext& context, const DispatchSaved& dispatch) const;
   /// Calls body(context, rows) for each round after the first, while `rows` has memory.
   template <typename Body>
   void for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const;

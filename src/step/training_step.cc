@@ -230,7 +230,9 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   };
   if (!run.has_run || observers_.record != nullptr || started.probe || started.is_poisoned || model_.waits_for_gpu()) {
     run.graph = {};
+    model_.set_loads_kernels(!run.has_run);
     update_all();
+    model_.set_loads_kernels(false);
     run.has_run = true;
   } else {
     if (!run.graph.defined()) run.graph = cuda::Graph(stream, update_all);

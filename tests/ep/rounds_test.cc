@@ -76,10 +76,11 @@ Results run(Dispatcher& dispatcher, const Layer& layer, const ProcessGroup& grou
   };
   std::int64_t num_rounds = 1;
   for (std::int64_t round = 0; round < num_rounds; ++round) {
-    rounds.push_back(dispatcher.allocate_saved(op, name, routing, round));
+    rounds.push_back(round == 0 ? dispatcher.allocate_saved(op, name, routing)
+                                : dispatcher.allocate_later(op, rounds.front(), round));
     const DispatchSaved& saved = rounds.back();
     const Tensor x = dispatch(saved);
-    num_rounds = dispatcher.num_rounds(op, saved);
+    if (round == 0) num_rounds = dispatcher.num_rounds(op, saved);
     multiply(x, saved.offsets_e1, first_expert, x);
     dispatcher.combine(op, x, saved, y, round == 0 ? Write::kAssign : Write::kAccumulate);
   }

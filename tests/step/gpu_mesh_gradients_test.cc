@@ -79,6 +79,7 @@ INSTANTIATE_TEST_SUITE_P(
                           MeshCase{"pp2_fsdp2_per_micro_batch", 4, {.pp = 2}, 4, kPerMicroBatch},
                           MeshCase{"pp2_ep2_zbv_direct", 4, {.pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kDirect},
                           MeshCase{"ep2_rounds", 2, {.ep = 2}, 2, kRounds},
+                          MeshCase{"ep2_rounds_direct", 2, {.ep = 2}, 2, kDirect + kRounds},
                           MeshCase{"pp2_ep2_rounds", 4, {.pp = 2, .ep = 2}, 4, kRounds},
                           MeshCase{"pp2_fsdp2_cp2_ep2_direct", 8, {.cp = 2, .pp = 2, .ep = 2}, 2, kDirect}),
         ::testing::Values(Precision{"bfloat16", kBfloat16}, Precision{"mxfp8", recipe("mxfp8", "128x128")},

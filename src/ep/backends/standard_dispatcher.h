@@ -18,7 +18,6 @@ class StandardDispatcher : public Dispatcher {
   /// Returns a guess, because NCCL does not tell how many SMs its kernels take.
   int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
-  bool has_rounds() const override { return options().capacity_factor > 0.0; }
 
  protected:
   ProcessGroup& group() { return group_; }

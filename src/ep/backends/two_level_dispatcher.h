@@ -22,7 +22,6 @@ class TwoLevelDispatcher : public Dispatcher {
   void allocate() override { within_->allocate(); }
   int num_sms() const override { return within_->num_sms(); }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
-  bool has_rounds() const override { return options().capacity_factor > 0.0; }
   void check() override { within_->check(); }
   Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const override;
   Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const override;

@@ -25,9 +25,8 @@ using cuda::kAllLanes;
 using cuda::kWarp;
 
 inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-/// The values of rank_tJ in place of a rank. kNoRank says that there is no rank, kOverloaded that the layer was
-/// overloaded.
-inline constexpr int kNoRank = -1, kOverloaded = -2;
+/// Stands in rank_tJ where there is no rank.
+inline constexpr int kNoRank = -1;
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int lowest(unsigned lanes) { return __ffs(static_cast<int>(lanes)) - 1; }

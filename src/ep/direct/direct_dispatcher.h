@@ -24,8 +24,6 @@ class DirectDispatcher : public WindowDispatcher {
   DirectDispatcher(const DispatchOptions& options, ProcessGroup& group, StepHook* hook)
       : WindowDispatcher(options, group), hook_(hook) {}
 
-  bool has_rounds() const override { return options().capacity_factor > 0.0; }
-
  private:
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
   void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,

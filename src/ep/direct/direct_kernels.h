@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "device/cuda.h"
 #include "ep/direct/protocol.h"
@@ -15,18 +16,15 @@ inline constexpr int kMaxGpuRanks = 72, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
 /// The largest number of chunks that a call's tokens are cut into. One chunk is worked on while the next is stored.
 inline constexpr int kMaxChunks = 16;
 
-/// Holds a failure that a rank's GPU has found, for the host to read. The first one stays until the host clears it.
+/// Holds a failure that a rank's GPU has found, for the host to read. The first one stays.
 struct GpuReport {
-  enum class Kind : std::int32_t { kNone, kLate, kOverload };
+  enum class Kind : std::int32_t { kNone, kLate };  // a wait timed out
   Kind kind;
   std::int32_t layer;
-  // With kLate, the next members describe a wait that timed out.
   Call call;
   Flag flag;
   std::int32_t source;
   std::uint64_t expected, seen;  // epochs
-  // With kOverload, the next members describe the first rank that gets too many rows.
-  std::int32_t rank, num_rows, num_rows_needed;
 };
 
 /// Holds the state of a rank's GPU that lasts from call to call. Zeroed memory means that no call was made.
@@ -56,8 +54,10 @@ struct CallArgs {
   GpuReport* report;
   std::byte* peers[kMaxGpuRanks];  // windows; a pointer into the own one stands for the same place in all
   std::byte* flags;
-  // The members below point into DispatchSaved.
+  // The members below point into DispatchSaved. Bit k of choices_t is set if the token's k-th choice has a row in this
+  // round.
   std::int32_t *rank_tJ, *place_Pt, *row_PtK;
+  std::uint32_t* choices_t;
 };
 
 /// Describes one tensor of a payload: the rows' elements, or their scales.
@@ -84,8 +84,10 @@ struct RowsArgs {
   std::int32_t* first_row_tJ;
   std::int32_t *offsets_e1, *ends_e;
   int num_local_experts;
-  // The members below are for dispatch and dispatch_again only.
+  // The members below are for dispatch only.
   int num_experts, alignment, max_rows;
+  std::int32_t* rounds_2;  // DispatchSaved::rounds_2
+  bool is_later_round;
   const std::int32_t *expert_ids_tK, *counts_E;
   const float* weights_tK;
   const std::int32_t *row_of_slot_tK, *sorted_offsets_E1;  // slots sorted by expert
@@ -107,6 +109,10 @@ struct SumsArgs {
   float *window_d_weights_tK, *d_weights_tK;
 };
 
+/// Makes the first later round the current one, or else the one after the current one. If the calls are a loop in a
+/// graph with this condition, tells it whether that round exists.
+void launch_next_round(const cuda::Stream& stream, std::int32_t* rounds_2, bool is_first,
+                       std::optional<unsigned long long> condition);
 void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args);
 /// `dtype` is the type of the sums: float32 or bfloat16.
 void launch_sums(const cuda::Stream& stream, DType dtype, const CallArgs& call, const SumsArgs& args);

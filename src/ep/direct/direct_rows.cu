@@ -112,7 +112,7 @@ struct Placement {
   std::int32_t base[kMaxGpuExperts];   // from the index of a slot of this rank, sorted, to its row
   // Rows of the own experts. The last end is not used.
   std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts + 1];
-  std::int32_t overloaded;
+  std::int32_t num_later_rounds;
 };
 
 /// Returns the counts of a dispatch in the own window.
@@ -120,12 +120,11 @@ __device__ std::int32_t* counts_of(const CallArgs& call, const RowsArgs& args, s
   return args.counts_PE + static_cast<int>(epoch % 2) * call.num_ranks * args.num_experts;
 }
 
-/// Computes where rows go, from all ranks' counts (placement.h). The whole block executes it. If a rank gets too many
-/// rows, no rank gets any.
+/// Computes where rows of this round go, from all ranks' counts (placement.h). The whole block executes it.
 __device__ void place(const CallArgs& call, const RowsArgs& args, const std::int32_t* counts_PE, Placement& placement) {
   static_assert(kThreads >= kMaxGpuRanks);  // a thread for each rank
   const int num_ranks = call.num_ranks, local = args.num_local_experts;
-  if (threadIdx.x == 0) placement.overloaded = num_ranks;
+  if (threadIdx.x == 0) placement.num_later_rounds = 0;
   for (int x = static_cast<int>(threadIdx.x); x < args.num_experts; x += kThreads) {
     std::int32_t before = 0, total = 0;
     for (int source = 0; source < num_ranks; ++source) {
@@ -137,31 +136,22 @@ __device__ void place(const CallArgs& call, const RowsArgs& args, const std::int
   }
   __syncthreads();
   const int rank = static_cast<int>(threadIdx.x);
-  std::int32_t row = 0, num_rows = 0;
   if (rank < num_ranks) {
+    const std::int32_t begin = args.is_later_round ? args.rounds_2[1] * args.max_rows : 0;
+    const auto in_round = [&](std::int32_t row) { return min(max(row - begin, 0), args.max_rows); };
+    std::int32_t row = 0;
     for (int i = 0; i < local; ++i) {
       const std::int32_t total = placement.total[rank * local + i];
-      placement.base[rank * local + i] += row;
+      placement.base[rank * local + i] += row - begin;
       if (rank == call.rank) {
-        placement.offsets[i] = row;
-        placement.ends[i] = row + total;
+        placement.offsets[i] = in_round(row);
+        placement.ends[i] = in_round(row + total);
       }
-      num_rows += total;
       row = (row + total + args.alignment - 1) / args.alignment * args.alignment;
     }
-    if (rank == call.rank) placement.offsets[local] = row;
-    if (row > args.max_rows) atomicMin(&placement.overloaded, rank);
+    if (rank == call.rank) placement.offsets[local] = in_round(row);
+    atomicMax(&placement.num_later_rounds, (row + args.max_rows - 1) / args.max_rows - 1);
   }
-  __syncthreads();
-  if (placement.overloaded == num_ranks) return;
-  if (blockIdx.x == 0 && rank == placement.overloaded) {
-    report(call, GpuReport::Kind::kOverload, [&](volatile GpuReport& overload) {
-      overload.rank = rank;
-      overload.num_rows = num_rows;
-      overload.num_rows_needed = row;
-    });
-  }
-  for (int i = static_cast<int>(threadIdx.x); i <= local; i += kThreads) placement.offsets[i] = placement.ends[i] = 0;
   __syncthreads();
 }
 
@@ -184,16 +174,19 @@ __device__ PlannedSend read_planned_send(const CallArgs& call, const RowsArgs& a
 }
 
 /// Decides where the copies of token t go in a dispatch, and stores their records. The whole warp executes it. Each
-/// lane of the result has a copy's rank in `target_rank` and its first row in `target_row`.
+/// lane of the result has a copy's rank in `target_rank` and its first row in `target_row`. A choice whose row is of
+/// another round makes no copy.
 __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, const Placement& placement, int t,
                                  const PlannedSend& choice, int& target_rank, int& target_row) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
   const int token = call.rank * call.num_tokens + t;
   int rank = kNoRank, row = -1;
   if (choice.to >= 0) {
-    rank = choice.to / args.num_local_experts;
     row = placement.base[choice.to] + choice.row;
+    if (0 <= row && row < args.max_rows) rank = choice.to / args.num_local_experts;
   }
+  const unsigned with_row = __ballot_sync(kAllLanes, rank != kNoRank);
+  if (lane == 0) call.choices_t[t] = with_row;
   const unsigned same = __match_any_sync(kAllLanes, rank);
   const bool is_first = rank != kNoRank && lowest(same) == lane;
   const unsigned firsts = __ballot_sync(kAllLanes, is_first);
@@ -241,17 +234,10 @@ __device__ unsigned find_copies(const CallArgs& call, int t, const PlannedSend& 
 template <bool kDispatch>
 __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const WorkSplit& split,
                           const Placement& placement, RowCopier& copier) {
-  const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   int t = split.warp;
   PlannedSend next = read_planned_send<kDispatch>(call, args, t);
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
     for (; t < split.end_of(call, chunk); t += split.num_warps) {
-      if (overloaded) {
-        for (int i = lane_idx(); i < call.max_ranks_of_token; i += kWarp) {
-          call.rank_tJ[t * call.max_ranks_of_token + i] = kOverloaded;
-        }
-        continue;
-      }
       const PlannedSend planned = next;
       const int next_t = t + split.num_warps;
       next = read_planned_send<kDispatch>(call, args, next_t);
@@ -285,7 +271,6 @@ __device__ void clear_padding(const RowsArgs& args, const WorkSplit& split, cons
 template <bool kDispatch>
 __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const WorkSplit& split,
                              const Placement& placement, RowCopier& copier) {
-  const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   const int lane = lane_idx(), top_k = call.top_k, at_once = kWarp / top_k;
   const int token_in_group = lane / top_k, k = lane % top_k;
   // True if the window is the output. Then the first row of each copy is already in place.
@@ -306,7 +291,7 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const W
       int place = -1;
       if (has_token) {
         if constexpr (kDispatch) {
-          place = overloaded ? -1 : args.window_place_Pt[token];
+          place = args.window_place_Pt[token];
           choice = args.window_choice_PtK[token * top_k + k];
           if (k == 0) call.place_Pt[token] = place;
         } else {
@@ -360,6 +345,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   const bool ready = get_ready(call, split, true);
   if (kDispatch && ready) place(call, args, counts_PE, placement);
+  if (kDispatch && !args.is_later_round && blockIdx.x == 0 && threadIdx.x == 0) {
+    args.rounds_2[0] = ready ? placement.num_later_rounds : 0;
+  }
   for (int i = static_cast<int>(threadIdx.x); i <= args.num_local_experts; i += kThreads) {
     if constexpr (kDispatch) {
       // If nothing arrives, the experts have nothing to do.
@@ -381,7 +369,20 @@ __global__ void __launch_bounds__(kThreads)
   finish(call, split, false);
 }
 
+__global__ void next_round_kernel(std::int32_t* rounds_2, bool is_first, bool in_loop,
+                                  cudaGraphConditionalHandle condition) {
+  const std::int32_t round = is_first ? 1 : rounds_2[1] + 1;
+  rounds_2[1] = round;
+  if (in_loop) cudaGraphSetConditional(condition, round <= rounds_2[0] ? 1 : 0);
+}
+
 }  // namespace
+
+void launch_next_round(const cuda::Stream& stream, std::int32_t* rounds_2, bool is_first,
+                       std::optional<unsigned long long> condition) {
+  next_round_kernel<<<1, 1, 0, stream.handle()>>>(rounds_2, is_first, condition.has_value(), condition.value_or(0));
+  TESSERA_CUDA(cudaGetLastError());
+}
 
 void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args) {
   launch(stream, call.call == Call::kDispatch ? rows_kernel<true> : rows_kernel<false>, call, args);

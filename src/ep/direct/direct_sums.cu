@@ -4,7 +4,6 @@
 namespace tessera::ep {
 namespace {
 
-using cuda::from_float;
 using cuda::get_lanes;
 using cuda::Lanes;
 using cuda::to_float;
@@ -132,9 +131,8 @@ __device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Work
 template <typename T>
 __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const WorkSplit& split, Summing<T>& summing) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
-  const auto find = [&](int t, bool& overloaded) {
+  const auto find = [&](int t) {
     const int rank = lane < max_ranks ? call.rank_tJ[t * max_ranks + lane] : kNoRank;
-    overloaded = __any_sync(kAllLanes, rank == kOverloaded);
     const unsigned copies = __ballot_sync(kAllLanes, rank >= 0);
     std::byte* y = args.y + t * args.row_bytes;
     const std::byte* sums = args.sums + std::int64_t{t} * max_ranks * args.row_bytes;
@@ -148,20 +146,13 @@ __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const W
     // This fence comes before the copies of the awaited rows.
     ptx::fence_proxy_async();
     const int end = split.end_of(call, chunk);
-    bool overloaded = false;
-    Sum next = t < end ? find(t, overloaded) : Sum{};
+    Sum next = t < end ? find(t) : Sum{};
     for (; t < end; t += split.num_warps) {
-      // NaN makes the step be dropped.
-      if (overloaded) {
-        for (int i = lane; i < args.row_bytes / static_cast<int>(sizeof(T)); i += kWarp) {
-          reinterpret_cast<T*>(args.y + t * args.row_bytes)[i] = from_float<T>(__int_as_float(0x7fffffff));
-        }
-        continue;
-      }
       const Sum sum = next;
-      next = t + split.num_warps < end ? find(t + split.num_warps, overloaded) : Sum{};
+      next = t + split.num_warps < end ? find(t + split.num_warps) : Sum{};
       if (args.d_weights_tK != nullptr && lane < top_k) {
-        args.d_weights_tK[t * top_k + lane] = args.window_d_weights_tK[t * top_k + lane];
+        const bool has_row = (call.choices_t[t] >> lane & 1) != 0;
+        args.d_weights_tK[t * top_k + lane] = has_row ? args.window_d_weights_tK[t * top_k + lane] : 0.0f;
       }
       summing.make(sum, next);
     }

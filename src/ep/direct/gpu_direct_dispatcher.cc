@@ -6,7 +6,7 @@
 
 #include "device/cuda_check.h"
 #include "ep/direct/direct_kernels.h"
-#include "ep/placement.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/routing/permute.h"
 #include "ops/runtime/runtime.h"
 
@@ -20,6 +20,8 @@ struct GpuDirectRouting {
   /// each choice of such a token its row here, or -1 if its expert is on another rank.
   Tensor place_Pt, row_PtK;
   Tensor source_of_row_R;
+  /// For each token a bit per choice, which says whether the choice has a row in this round.
+  Tensor choices_t;
   /// For each local expert, the row after its last one, where its padding begins.
   Tensor ends_e;
 };
@@ -62,27 +64,16 @@ class GpuDirectDispatcher : public WindowDispatcher {
     if (kind == GpuReport::Kind::kNone) return;
     // The kind is written last.
     std::atomic_thread_fence(std::memory_order_acquire);
-    const std::string& layer = layers_[static_cast<std::size_t>(report.layer)].name;
-    if (kind == GpuReport::Kind::kLate) {
-      group_.fail_late(name_of(report.call), layer, missing(report.flag, report.source, report.expected, report.seen));
-    }
-    const Layer& overloaded = layers_[static_cast<std::size_t>(report.layer)];
-    const std::string text =
-        describe_overload(layer, report.rank, report.num_rows, balanced_rows(overloaded.num_tokens),
-                          report.num_rows_needed, overloaded.max_rows, options().capacity_factor);
-    report.kind = GpuReport::Kind::kNone;
-    throw Error(text);
+    group_.fail_late(name_of(report.call), layers_[static_cast<std::size_t>(report.layer)],
+                     missing(report.flag, report.source, report.expected, report.seen));
+  }
+
+  void add_later_rounds(const Context& op, const DispatchSaved& first, const Tensor& sum_1) const override {
+    if (has_rounds()) add_counts(op, first.rounds_2.rows(0, 1), sum_1);
   }
 
  private:
   using Buffer_ = ::tessera::Buffer;  // ep::Buffer is a part of a window
-
-  /// Describes a layer for messages.
-  struct Layer {
-    std::string name;
-    std::int64_t num_tokens, max_rows;
-    bool operator==(const Layer&) const = default;
-  };
 
   void allocate_backend(const Context& op, DispatchSaved& saved) const override {
     const auto allocate = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
@@ -93,16 +84,43 @@ class GpuDirectDispatcher : public WindowDispatcher {
         .place_Pt = allocate({num_ranks(), tokens}),
         .row_PtK = allocate({num_ranks(), tokens, options().top_k}),
         .source_of_row_R = allocate({saved.num_rows()}),
+        .choices_t = allocate({tokens}),
         .ends_e = allocate({num_local_experts()}),
     };
+    if (!saved.rounds_2.defined()) saved.rounds_2 = allocate({2});
+  }
+
+  std::int64_t found_rounds(const Context& op, const DispatchSaved& first) const override {
+    std::int32_t num_later = 0;
+    op.cuda->fetch(first.rounds_2.rows(0, 1), &num_later);
+    return 1 + num_later;
+  }
+
+  void repeat(const Context& op, const DispatchSaved& first, std::int64_t least,
+              const std::function<void(std::int64_t)>& run) const override {
+    const auto next_round = [&](bool is_first, std::optional<unsigned long long> condition = std::nullopt) {
+      launch_next_round(op.cuda->stream(), ints(first.rounds_2), is_first, condition);
+    };
+    if (op.measuring() || !op.cuda->stream().is_recording()) {
+      Dispatcher::repeat(op, first, least, [&](std::int64_t round) {
+        if (!op.measuring()) next_round(round == 1);
+        run(round);
+      });
+      return;
+    }
+    cuda::GraphLoop loop(op.cuda->stream());
+    next_round(true, loop.condition());
+    op.cuda->record_loop(loop, [&] {
+      run(1);
+      next_round(false, loop.condition());
+    });
   }
 
   CallArgs call_args(Call call, const DispatchSaved& saved) {
     const GpuDirectRouting& routing = gpu_direct_routing(saved);
-    const Layer layer{std::string(saved.layer.name), saved.num_tokens(), saved.num_rows()};
-    const auto found = std::find(layers_.begin(), layers_.end(), layer);
+    const auto found = std::find(layers_.begin(), layers_.end(), saved.layer.name);
     const std::int64_t layer_idx = found - layers_.begin();
-    if (found == layers_.end()) layers_.push_back(layer);
+    if (found == layers_.end()) layers_.emplace_back(saved.layer.name);
     // The GPU's timeout is somewhat shorter than the host's, because the GPU can report what is missing.
     constexpr double kLongest = 1e9, kOfTimeout = 0.9;  // seconds
     CallArgs args{
@@ -122,7 +140,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
         .flags = window_.flags(group_.rank()),
         .rank_tJ = ints(routing.rank_tJ),
         .place_Pt = ints(routing.place_Pt),
-        .row_PtK = ints(routing.row_PtK)};
+        .row_PtK = ints(routing.row_PtK),
+        .choices_t = reinterpret_cast<std::uint32_t*>(ints(routing.choices_t))};
     for (int peer = 0; peer < group_.size(); ++peer) args.peers[peer] = window_.base(peer);
     return args;
   }
@@ -165,6 +184,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
     args.num_experts = static_cast<int>(options().num_experts);
     args.alignment = static_cast<int>(saved.layer.alignment);
     args.max_rows = static_cast<int>(saved.num_rows());
+    args.rounds_2 = ints(saved.rounds_2);
+    args.is_later_round = saved.round > 0;
     args.expert_ids_tK = ints(saved.routing.expert_ids_tK);
     args.counts_E = ints(saved.routing.counts_E);
     args.weights_tK = saved.routing.weights_tK.data<float>();
@@ -265,7 +286,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
   }
 
   Buffer_ state_, report_;
-  std::vector<Layer> layers_;  // all layers for which calls were made
+  std::vector<std::string> layers_;  // the names of all layers for which calls were made
 };
 
 }  // namespace

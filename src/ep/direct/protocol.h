@@ -22,10 +22,9 @@
 //   it.
 // - Counts: A stores them before it waits for anything, over what B read in the dispatch before. In that dispatch B
 //   read its counts before it stored rows, and signalled `stored` to A after that. A waited for this before its
-//   dispatch ended. So every dispatch makes all its steps, even one that finds too many rows. On
-//   GPUs other blocks of B may read the counts after that signal. So counts have two places there, which calls use by
-//   turns. A comes to the same place again only after B's next call has stored, and that call begins when the one
-//   before has ended.
+//   dispatch ended. On GPUs other blocks of B may read the counts after that signal. So counts have two places there,
+//   which calls use by turns. A comes to the same place again only after B's next call has stored, and that call begins
+//   when the one before has ended.
 // - Data that goes along with rows or sums (what copies are for, weights, their gradients) is stored and read in the
 //   same steps as these.
 //

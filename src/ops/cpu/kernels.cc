@@ -4,10 +4,8 @@
 
 namespace tessera::cpu {
 
-#ifdef TESSERA_HAS_AVX512
 extern const KernelTable kKernelsAvx512;
 extern const KernelTable kKernelsAvx512Bf16;
-#endif
 extern const KernelTable kKernelsBaseline;
 
 namespace {

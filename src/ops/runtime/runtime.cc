@@ -1,6 +1,7 @@
 #include "ops/runtime/runtime.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "device/cuda_check.h"
 #include "ops/runtime/backends.h"
@@ -66,6 +67,18 @@ Runtime& Runtime::beside(int num_sms) {
   if (beside_ == nullptr) beside_.reset(new Runtime(*this, num_sms_ - num_sms));
   TESSERA_CHECK(beside_->num_sms_ == num_sms_ - num_sms && beside_->deterministic_ == deterministic_);
   return *beside_;
+}
+
+void Runtime::record_loop(GraphLoop& loop, const std::function<void()>& run) {
+  Stream recording;
+  std::swap(stream_, recording);  // operators now find the new stream
+  try {
+    loop.record(stream_, run);
+  } catch (...) {
+    std::swap(stream_, recording);
+    throw;
+  }
+  std::swap(stream_, recording);
 }
 
 std::shared_ptr<Runtime> make_runtime() { return std::make_shared<Runtime>(); }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda.h"
+#include "device/cuda_graph.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {
@@ -56,6 +56,9 @@ class Runtime {
   /// of lower priority, which yields where both want the same SMs. Its kernels that stay on an SM leave `num_sms` SMs
   /// free. The first call creates it. Later calls return the same one and must pass the same num_sms.
   Runtime& beside(int num_sms);
+
+  /// Makes the work that `run` puts on stream() the body of a loop in the graph that stream() is recording.
+  void record_loop(GraphLoop& loop, const std::function<void()>& run);
 
   /// Returns whether two runs give the same bits. This costs time and scratch memory. Otherwise, gradients that cuDNN
   /// sums up may differ in their last bits. It must be set before a step is measured.
