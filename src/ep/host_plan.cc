@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "ep/placement.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/routing/permute.h"
 #include "ops/runtime/runtime.h"
 
 namespace tessera::ep {
@@ -25,6 +27,38 @@ void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor&
   TESSERA_CHECK(static_cast<std::int64_t>(numbers.size()) <= x.num_elements());
   if (op.cuda != nullptr) return cuda::copy_bytes(op.cuda->stream(), numbers.data(), numbers.size_bytes(), x.raw());
   std::memcpy(x.raw(), numbers.data(), numbers.size_bytes());
+}
+
+void HostNumbers::start(const Context& op, const Tensor& x) {
+  TESSERA_CHECK(x.dtype() == DType::kInt32 && x.is_contiguous());
+  if (memory_.size() < x.num_bytes()) {
+    memory_ = op.cuda != nullptr ? ::tessera::Buffer::pinned(x.num_bytes()) : ::tessera::Buffer(x.num_bytes());
+  }
+  size_ = static_cast<std::size_t>(x.num_elements());
+  if (op.cuda == nullptr) {
+    std::memcpy(memory_.data(), x.raw(), x.num_bytes());
+  } else {
+    cuda::copy_bytes(op.cuda->stream(), x.raw(), x.num_bytes(), memory_.data());
+    copied_.record(op.cuda->stream());
+  }
+}
+
+std::span<const std::int32_t> HostNumbers::wait(const Context& op) {
+  if (op.cuda != nullptr) op.cuda->wait(copied_);
+  return {reinterpret_cast<const std::int32_t*>(memory_.data()), size_};
+}
+
+Tensor gather_counts(const Context& op, ProcessGroup& group, const DispatchSaved& saved) {
+  const Tensor& counts_E = saved.routing.counts_E;
+  const Shape all{group.size(), counts_E.dim(0)};
+  const Tensor counts_PE = op.arena->allocate(all, DType::kInt32);
+  const ArenaScope scope(*op.arena);
+  const Tensor source_P = op.arena->allocate({group.size()}, DType::kInt32);
+  const Tensor sent_PE = op.arena->allocate(all, DType::kInt32);
+  set_zero(op, source_P);
+  gather_row_bytes(op, counts_E.reshape({1, counts_E.dim(0)}), source_P, 1, sent_PE);
+  if (!op.measuring()) group.all_to_all(sent_PE, counts_PE, fmt::format("counts of {}", saved.layer.name)).wait();
+  return counts_PE;
 }
 
 HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved) {

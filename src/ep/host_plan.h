@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "device/cuda.h"
 #include "ep/dispatcher.h"
 
 namespace tessera::ep {
@@ -17,6 +18,25 @@ Tensor tensor_of(Ints& numbers, const Shape& shape);
 Ints fetch(const Context& op, const Tensor& x);
 /// Assigns `numbers` to the first numbers of x (int32), which may be on any device.
 void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor& x);
+
+/// Brings a few numbers of operators to the host, while the GPU goes on.
+class HostNumbers {
+ public:
+  /// Enqueues a copy of x (int32) to the host. The numbers of the copy before become invalid.
+  void start(const Context& op, const Tensor& x);
+  /// Waits for the copy. Returns its numbers, which are valid until the next start.
+  std::span<const std::int32_t> wait(const Context& op);
+
+ private:
+  ::tessera::Buffer memory_;  // pinned with a GPU
+  std::size_t size_ = 0;
+  cuda::Event copied_;
+};
+
+/// Returns all ranks' counts [P, E] on the device, in scratch memory. All ranks must call it together. Every rank sends
+/// its counts to each: on a GPU this has fewer steps than NCCL's all-gather. Ranks that share a GPU can do it, too
+/// (docs/cuda.md).
+Tensor gather_counts(const Context& op, ProcessGroup& group, const DispatchSaved& saved);
 
 /// Holds a placement (ep/placement.h) that is cut to a round, and the counts that it is computed from.
 struct HostPlacement {

@@ -3,8 +3,7 @@
 #include <array>
 #include <numeric>
 
-#include "ep/host_plan.h"
-#include "ep/placement.h"
+#include "ep/exchange_plan.h"
 #include "ops/routing/permute.h"
 
 namespace tessera::ep {
@@ -47,65 +46,30 @@ void StandardDispatcher::allocate_backend(const Context& op, DispatchSaved& save
   };
 }
 
-void StandardDispatcher::sort_slots(const Context& op, const DispatchSaved& saved,
-                                    std::span<const std::int32_t> first_row_E) {
-  const auto& routing = saved.backend_as<StandardRouting>();
-  const Tensor sent_offsets_E1 = op.arena->allocate({options().num_experts + 1}, DType::kInt32);
-  Tensor ids_tK = saved.routing.expert_ids_tK, counts_E = saved.routing.counts_E;
-  if (is_cut(op, saved)) {
-    const Tensor round_ids_tK = op.arena->allocate(ids_tK.shape(), DType::kInt32);
-    const Tensor round_counts_E = op.arena->allocate(counts_E.shape(), DType::kInt32);
-    if (!op.measuring()) {
-      Ints ids = fetch(op, ids_tK);
-      const Ints counts = keep_round(first_row_E, saved.num_rows(), ids);
-      put(op, ids, round_ids_tK);
-      put(op, counts, round_counts_E);
-    }
-    ids_tK = round_ids_tK;
-    counts_E = round_counts_E;
-  }
-  sort_by_expert(op, ids_tK, counts_E, 1, sent_offsets_E1, routing.slot_of_sent_tK, routing.sent_of_slot_tK);
-}
-
 void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const auto& routing = saved.backend_as<StandardRouting>();
-  const std::int64_t num_experts = options().num_experts, local = num_local_experts(), ranks = num_ranks();
-  if (op.measuring()) return sort_slots(op, saved, {});
-  const auto [counts, first_rows, offsets] = gather_placement(op, group_, saved);
-  const auto rows_of = [&, &first_row = first_rows, &count = counts](std::int64_t source, std::int64_t expert) {
-    const auto at = static_cast<std::size_t>(source * num_experts + expert);
-    return rows_in_round(first_row[at], count[at], saved.num_rows());
-  };
-  sort_slots(
-      op, saved,
-      std::span(first_rows)
-          .subspan(static_cast<std::size_t>(group_.rank() * num_experts), static_cast<std::size_t>(num_experts)));
+  const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
+  const std::int64_t ranks = num_ranks(), rank = group_.rank(), room = saved.num_rows();
+  const Tensor counts_PE = gather_counts(op, group_, saved), first_row_PE = ints(counts_PE.shape());
+  // The number of rounds, and of rows to each rank and from each rank.
+  const Tensor for_host = ints({1 + 2 * ranks});
+  place_round(op, counts_PE, saved.layer.alignment, saved.round, room, first_row_PE, for_host.rows(0, 1));
+  plan_exchange(op, counts_PE, first_row_PE, rank, saved.layer.alignment, saved.offsets_e1, routing.source_of_row_R,
+                routing.row_of_received_R, for_host.rows(1, 1 + ranks), for_host.rows(1 + ranks, 1 + 2 * ranks));
+  if (!op.measuring()) for_host_.start(op, for_host);
 
-  const std::int64_t first_expert = group_.rank() * local;
-  Ints source_of_row(static_cast<std::size_t>(saved.num_rows()), -1), row_of_received;
-  StandardRouting::Counts& rows = *routing.counts;
-  rows = {};
-  for (std::int64_t source = 0; source < ranks; ++source) {
-    const std::size_t before = row_of_received.size();
-    for (std::int64_t x = first_expert; x < first_expert + local; ++x) {
-      const RowRange theirs = rows_of(source, x);
-      for (std::int32_t row = theirs.begin; row < theirs.end; ++row) {
-        source_of_row[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(row_of_received.size());
-        row_of_received.push_back(row);
-      }
-    }
-    rows.num_received_P.push_back(static_cast<std::int64_t>(row_of_received.size() - before));
-    rows.num_sent_P.push_back(0);
-    for (std::int64_t x = source * local; x < (source + 1) * local; ++x) {
-      rows.num_sent_P.back() += rows_of(group_.rank(), x).size();
-    }
-  }
-  put(op, source_of_row, routing.source_of_row_R);
-  put(op, row_of_received, routing.row_of_received_R);
-  put(op,
-      std::span(offsets).subspan(static_cast<std::size_t>(group_.rank() * (local + 1)),
-                                 static_cast<std::size_t>(local + 1)),
-      saved.offsets_e1);
+  const Tensor round_ids_tK = ints(saved.routing.expert_ids_tK.shape());
+  const Tensor kept_E = ints({options().num_experts}), sent_offsets_E1 = ints({options().num_experts + 1});
+  keep_round(op, saved.routing.expert_ids_tK, saved.routing.counts_E, first_row_PE[rank], room, round_ids_tK, kept_E);
+  sort_by_expert(op, round_ids_tK, kept_E, 1, sent_offsets_E1, routing.slot_of_sent_tK, routing.sent_of_slot_tK);
+  if (op.measuring()) return;
+  // The host waits here. What follows the numbers on the GPU runs meanwhile.
+  const std::span<const std::int32_t> numbers = for_host_.wait(op);
+  const auto num_sent = numbers.subspan(1, static_cast<std::size_t>(ranks));
+  const auto num_received = numbers.subspan(1 + static_cast<std::size_t>(ranks));
+  *saved.num_rounds = numbers[0];
+  *routing.counts = {.num_sent_P = {num_sent.begin(), num_sent.end()},
+                     .num_received_P = {num_received.begin(), num_received.end()}};
 }
 
 Work StandardDispatcher::to_experts(const Tensor& sent, const Tensor& received, const DispatchSaved& saved,

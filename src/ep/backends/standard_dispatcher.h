@@ -1,8 +1,12 @@
-// The dispatcher that the host drives by collectives, as TorchTitan's does. First it exchanges the counts, for which
-// the host waits. Then it makes one all-to-all each way, with one row per (token, expert).
+// The dispatcher that the host drives by collectives, as TorchTitan's does. First it gathers all ranks' counts. From
+// these the device computes which row goes where (ep/exchange_plan.h). The host waits for the numbers of rows to each
+// rank and from each rank. Then it makes one all-to-all each way, with one row per (token, expert). On a GPU, a dispatch
+// copies 4·(2P + 1) bytes to the host: these numbers and the number of rounds. It copies nothing to the GPU.
+//
 // A backend that moves the same rows by other operations derives from it.
 #pragma once
 
+#include "ep/host_plan.h"
 #include "ep/rows.h"
 
 namespace tessera::ep {
@@ -45,9 +49,6 @@ class StandardDispatcher : public Dispatcher {
 
   /// Computes, from the counts of all ranks, what `saved` holds, except the weights.
   void plan(const Context& op, const DispatchSaved& saved);
-  /// Sorts the slots of the round by expert, in scratch memory and what `saved` holds. first_row_E is of this rank's
-  /// slots.
-  void sort_slots(const Context& op, const DispatchSaved& saved, std::span<const std::int32_t> first_row_E);
   /// Sends the rows of this rank's tokens to the ranks of their experts.
   void send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved,
                    const GemmOperand& x_RD, std::string_view operation);
@@ -58,6 +59,7 @@ class StandardDispatcher : public Dispatcher {
   Work from_experts(const Tensor& returned, const Tensor& back, const DispatchSaved& saved, std::string_view operation);
 
   ProcessGroup& group_;
+  HostNumbers for_host_;
 };
 
 }  // namespace tessera::ep
