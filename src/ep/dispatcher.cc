@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "ep/host_plan.h"
+#include "ep/host_numbers.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/kit/checks.h"
 #include "ops/kit/gemm_operand.h"

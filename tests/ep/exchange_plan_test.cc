@@ -6,12 +6,12 @@
 namespace tessera {
 namespace {
 
-constexpr std::int32_t kNo = kNoExpert;
-
 // There are two ranks with two experts each, in groups of 4. Rank 0's experts get 3 + 2 and 0 + 3 rows, rank 1's none
 // and one. With room for 4 rows, rank 0 needs three rounds: rows [0, 3) of rank 0, [3, 5) and [8, 11) of rank 1.
 class ExchangePlan : public OperatorTest {
  protected:
+  static constexpr std::int32_t kNo = kNoExpert;
+
   Tensor out(Shape shape) {
     return ints(std::vector<std::int32_t>(static_cast<std::size_t>(shape.num_elements()), 99), shape);
   }

@@ -165,7 +165,8 @@ class Formulas {
     const std::int64_t here = tokens[static_cast<std::size_t>(own)], come = (N - 1) * here;
     const std::int64_t go = std::accumulate(tokens.begin(), tokens.end(), -here);
     const std::int64_t dispatched = go * row_bytes(config_.parallelism.expert_parallel_a2a_dispatch_fwd_precision);
-    const std::int64_t dispatch = dispatched + go * model_.top_k * 4 + (N - 1) * tokens_t_ * model_.top_k * 4;
+    const std::int64_t L = mesh_.degrees.ep_domain, counts = model_.num_experts * 4;
+    const std::int64_t dispatch = dispatched + go * model_.top_k * 8 + (N - 1) * (L * counts + 4);
     const std::int64_t combine = come * model_.dim * b_;
     const std::int64_t combine_backward = go * row_bytes(config_.parallelism.expert_parallel_a2a_combine_bwd_precision);
     const std::int64_t dispatch_backward = come * (model_.dim * b_ + model_.top_k * 4);
@@ -173,7 +174,7 @@ class Formulas {
     const std::int64_t again = is_full ? dispatch : mode_ == Recompute::kSelective ? dispatched : 0;
     for (const bool is_moe : is_moe_) {
       if (!is_moe) continue;
-      bytes_["ep"] += micro_batches_ * (is_full ? 2 : 1) * (mesh_.degrees.ep - 1) * model_.num_experts * 4;
+      bytes_["ep_within"] += micro_batches_ * (is_full ? 2 : 1) * (L - 1) * counts;
       bytes_["ep_across"] += micro_batches_ * (dispatch + combine + combine_backward + dispatch_backward + again);
     }
   }

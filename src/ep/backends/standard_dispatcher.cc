@@ -50,7 +50,9 @@ void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const auto& routing = saved.backend_as<StandardRouting>();
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
   const std::int64_t ranks = num_ranks(), rank = group_.rank(), room = saved.num_rows();
-  const Tensor counts_PE = gather_counts(op, group_, saved), first_row_PE = ints(counts_PE.shape());
+  const Tensor counts_PE =
+      gather_on_device(op, group_, saved.routing.counts_E, fmt::format("counts of {}", saved.layer.name));
+  const Tensor first_row_PE = ints(counts_PE.shape());
   // The number of rounds, and of rows to each rank and from each rank.
   const Tensor for_host = ints({1 + 2 * ranks});
   place_round(op, counts_PE, saved.layer.alignment, saved.round, room, first_row_PE, for_host.rows(0, 1));

@@ -1,12 +1,12 @@
 // The dispatcher that the host drives by collectives, as TorchTitan's does. First it gathers all ranks' counts. From
 // these the device computes which row goes where (ep/exchange_plan.h). The host waits for the numbers of rows to each
-// rank and from each rank. Then it makes one all-to-all each way, with one row per (token, expert). On a GPU, a dispatch
-// copies 4·(2P + 1) bytes to the host: these numbers and the number of rounds. It copies nothing to the GPU.
+// rank and from each rank. Then it makes one all-to-all each way, with one row per (token, expert). On a GPU, a
+// dispatch copies 4·(2P + 1) bytes to the host: these numbers and the number of rounds. It copies nothing to the GPU.
 //
 // A backend that moves the same rows by other operations derives from it.
 #pragma once
 
-#include "ep/host_plan.h"
+#include "ep/host_numbers.h"
 #include "ep/rows.h"
 
 namespace tessera::ep {
@@ -19,6 +19,7 @@ class StandardDispatcher : public Dispatcher {
   StandardDispatcher(const DispatchOptions& options, ProcessGroup& group)
       : Dispatcher(options, group.size()), group_(group) {}
 
+  void allocate() override { for_host_.allocate(options().device, 1 + 2 * num_ranks()); }
   /// Returns a guess, because NCCL does not tell how many SMs its kernels take.
   int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }

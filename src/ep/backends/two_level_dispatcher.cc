@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "ep/backends/make_dispatcher.h"
-#include "ep/host_plan.h"
-#include "ep/placement.h"
+#include "ep/domain_plan.h"
+#include "ep/exchange_plan.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/routing/permute.h"
 
@@ -15,8 +15,8 @@ namespace {
 /// All tensors are int32. There are N domains. Up to N·t tokens cross between domains each way. A token crosses once
 /// per domain.
 struct TwoLevelRouting {
-  /// This rank's tokens in the order in which they are sent, domain by domain.
-  Tensor token_of_sent_Nt;
+  /// This rank's tokens in the order in which they are sent, domain by domain. An entry is token · N + domain.
+  Tensor entry_of_sent_Nt;
   /// sent_of_token: place of a token among those sent to a domain; N·t if it is not sent there. number_of_slot: place
   /// of a choice's number among the numbers, K per token, that come back; -1 if the choice is of another round.
   Tensor sent_of_token_tN, number_of_slot_tK;
@@ -37,21 +37,6 @@ DispatchOptions options_within(DispatchOptions options, std::int64_t num_domains
 }
 
 const TwoLevelRouting& two_level_routing(const DispatchSaved& saved) { return saved.backend_as<TwoLevelRouting>(); }
-
-/// Returns for each domain the tokens of a rank that have an expert in it, in the order of the tokens.
-std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK, std::int64_t top_k,
-                                    std::int64_t num_domains, std::int64_t num_experts) {
-  std::vector<Ints> tokens(static_cast<std::size_t>(num_domains));
-  for (std::size_t slot = 0; slot < expert_ids_tK.size(); ++slot) {
-    const std::int32_t expert = expert_ids_tK[slot];
-    if (expert == kNoExpert) continue;
-    const auto token = static_cast<std::int32_t>(slot / static_cast<std::size_t>(top_k));
-    TESSERA_CHECK(0 <= expert && expert < num_experts, "token {}: expert {} of {}", token, expert, num_experts);
-    Ints& domain_tokens = tokens[static_cast<std::size_t>(expert / (num_experts / num_domains))];
-    if (domain_tokens.empty() || domain_tokens.back() != token) domain_tokens.push_back(token);
-  }
-  return tokens;
-}
 
 }  // namespace
 
@@ -81,7 +66,7 @@ void TwoLevelDispatcher::allocate_rows(const Context& op, DispatchSaved& saved) 
 void TwoLevelDispatcher::allocate_backend(const Context& op, DispatchSaved& saved) const {
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
   auto& routing = std::any_cast<TwoLevelRouting&>(saved.backend);
-  routing.token_of_sent_Nt = ints({num_tokens_within(saved)});
+  routing.entry_of_sent_Nt = ints({num_tokens_within(saved)});
   routing.sent_of_token_tN = ints({saved.num_tokens(), num_domains()});
   routing.number_of_slot_tK = ints({saved.num_tokens(), options().top_k});
   routing.counts = std::make_shared<TwoLevelRouting::Counts>();
@@ -89,70 +74,40 @@ void TwoLevelDispatcher::allocate_backend(const Context& op, DispatchSaved& save
 
 void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const TwoLevelRouting& routing = two_level_routing(saved);
-  const TokenRouting& within = routing.within->routing;
-  const std::int64_t num_tokens = saved.num_tokens(), top_k = options().top_k, domains = num_domains();
-  const std::int64_t num_experts = options().num_experts, num_experts_within = num_experts / domains;
-  const HostPlacement placement = gather_placement(op, groups_.all, saved);
-  const auto num_slots = static_cast<std::size_t>(num_tokens * top_k);
-  Ints own_ids = fetch(op, saved.routing.expert_ids_tK), ids_NtK(num_slots * static_cast<std::size_t>(domains));
-  groups_.across
-      .all_gather(tensor_of(own_ids, {num_tokens, top_k}), tensor_of(ids_NtK, {domains * num_tokens, top_k}),
-                  fmt::format("expert ids of {}", saved.layer.name))
-      .wait();
-  const auto keep_round_of = [&](std::int64_t rank, std::span<std::int32_t> ids_tK) {
-    if (!is_cut(op, saved)) return;
-    const auto first = static_cast<std::size_t>(rank * num_experts);
-    keep_round(std::span(placement.first_row_PE).subspan(first, static_cast<std::size_t>(num_experts)),
-               saved.num_rows(), ids_tK);
-  };
-  keep_round_of(groups_.all.rank(), own_ids);
+  const TokenRouting &chosen = saved.routing, &within = routing.within->routing;
+  const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
+  const std::int64_t num_experts = options().num_experts, domains = num_domains(), in_domain = num_experts / domains;
+  const std::string name = fmt::format("counts of {}", saved.layer.name);
+  const Tensor counts_LE = gather_on_device(op, groups_.within, chosen.counts_E, name);
+  const Tensor counts_PE = gather_on_device(op, groups_.across, counts_LE, name).reshape({num_ranks(), num_experts});
+  const Tensor first_row_PE = ints(counts_PE.shape()), kept_E = ints({num_experts});
+  // The number of rounds, and of tokens to each domain and from each domain.
+  const Tensor for_host = ints({1 + 2 * domains});
+  const Tensor num_sent_N = for_host.rows(1, 1 + domains), num_received_N = for_host.rows(1 + domains, 1 + 2 * domains);
+  place_round(op, counts_PE, saved.layer.alignment, saved.round, saved.num_rows(), first_row_PE, for_host.rows(0, 1));
+  const Tensor round_ids_tK = ints(chosen.expert_ids_tK.shape());
+  keep_round(op, chosen.expert_ids_tK, chosen.counts_E, first_row_PE[groups_.all.rank()], saved.num_rows(),
+             round_ids_tK, kept_E);
+  const Tensor domain_tN = ints(routing.sent_of_token_tN.shape()), sent_offsets_N1 = ints({domains + 1});
+  find_domains(op, round_ids_tK, in_domain, domain_tN, num_sent_N);
+  if (!op.measuring()) {
+    groups_.across.all_to_all(num_sent_N, num_received_N, name).wait();
+    for_host_.start(op, for_host);
+  }
+  sort_by_expert(op, domain_tN, num_sent_N, 1, sent_offsets_N1, routing.entry_of_sent_Nt, routing.sent_of_token_tN);
+  place_choices(op, round_ids_tK, in_domain, routing.sent_of_token_tN, routing.number_of_slot_tK);
+  if (!op.measuring()) read_counts(op, saved);
+  to_domains(op, round_ids_tK, within.expert_ids_tK, saved, "expert ids").wait();
+  localize_experts(op, groups_.across.rank() * in_domain, num_received_N, within.expert_ids_tK, within.counts_E);
+}
 
-  const auto slot_of = [&](std::int32_t token) { return static_cast<std::size_t>(token * top_k); };
-  // This is what the rank sends.
-  const auto nowhere = static_cast<std::int32_t>(num_tokens_within(saved));
-  Ints token_of_sent, sent_of_token(static_cast<std::size_t>(num_tokens * domains), nowhere),
-      number_of_slot(num_slots, -1);
-  TwoLevelRouting::Counts& counts = *routing.counts;
-  counts = {};
-  std::int64_t domain = 0;
-  for (const Ints& tokens : tokens_of_domains(own_ids, top_k, domains, num_experts)) {
-    for (const std::int32_t t : tokens) {
-      const auto sent = static_cast<std::int32_t>(token_of_sent.size());
-      token_of_sent.push_back(t);
-      sent_of_token[static_cast<std::size_t>(t * domains + domain)] = sent;
-      for (std::size_t k = 0; k < static_cast<std::size_t>(top_k); ++k) {
-        const std::int32_t expert = own_ids[slot_of(t) + k];
-        if (expert == kNoExpert || expert / num_experts_within != domain) continue;
-        number_of_slot[slot_of(t) + k] = static_cast<std::int32_t>(sent * top_k) + static_cast<std::int32_t>(k);
-      }
-    }
-    counts.num_sent_N.push_back(static_cast<std::int64_t>(tokens.size()));
-    ++domain;
-  }
-  // This is what arrives from the rank with the same place in each domain.
-  const std::int64_t first_expert = groups_.across.rank() * num_experts_within;
-  Ints ids, counts_E(static_cast<std::size_t>(num_experts_within), 0);
-  for (std::size_t source = 0; source < static_cast<std::size_t>(domains); ++source) {
-    const std::span theirs = std::span(ids_NtK).subspan(source * num_slots, num_slots);
-    keep_round_of(static_cast<std::int64_t>(source) * groups_.within.size() + groups_.within.rank(), theirs);
-    const std::vector<Ints> tokens = tokens_of_domains(theirs, top_k, domains, num_experts);
-    const Ints& come = tokens[static_cast<std::size_t>(groups_.across.rank())];
-    for (const std::int32_t t : come) {
-      for (const std::int32_t expert : theirs.subspan(slot_of(t), static_cast<std::size_t>(top_k))) {
-        const std::int64_t id = expert - first_expert;  // below 0 for kNoExpert
-        const bool is_here = 0 <= id && id < num_experts_within;
-        ids.push_back(is_here ? static_cast<std::int32_t>(id) : kNoExpert);
-        if (is_here) ++counts_E[static_cast<std::size_t>(id)];
-      }
-    }
-    counts.num_received_N.push_back(static_cast<std::int64_t>(come.size()));
-  }
-  ids.resize(static_cast<std::size_t>(within.expert_ids_tK.num_elements()), kNoExpert);
-  put(op, token_of_sent, routing.token_of_sent_Nt);
-  put(op, sent_of_token, routing.sent_of_token_tN);
-  put(op, number_of_slot, routing.number_of_slot_tK);
-  put(op, ids, within.expert_ids_tK);
-  put(op, counts_E, within.counts_E);
+void TwoLevelDispatcher::read_counts(const Context& op, const DispatchSaved& saved) {
+  const std::span<const std::int32_t> numbers = for_host_.wait(op);
+  const auto domains = static_cast<std::size_t>(num_domains());
+  const auto num_sent = numbers.subspan(1, domains), num_received = numbers.subspan(1 + domains, domains);
+  *saved.num_rounds = numbers[0];
+  *two_level_routing(saved).counts = {.num_sent_N = {num_sent.begin(), num_sent.end()},
+                                      .num_received_N = {num_received.begin(), num_received.end()}};
 }
 
 Work TwoLevelDispatcher::to_domains(const Context& op, const Tensor& x, const Tensor& received,
@@ -162,7 +117,7 @@ Work TwoLevelDispatcher::to_domains(const Context& op, const Tensor& x, const Te
   if (op.measuring()) return {};
   const auto& [num_sent_N, num_received_N] = *routing.counts;
   const std::int64_t num_sent = std::accumulate(num_sent_N.begin(), num_sent_N.end(), std::int64_t{0});
-  gather_row_bytes(op, x, routing.token_of_sent_Nt.rows(0, num_sent), 1, sent.rows(0, num_sent));
+  gather_row_bytes(op, x, routing.entry_of_sent_Nt.rows(0, num_sent), num_domains(), sent.rows(0, num_sent));
   return groups_.across.all_to_all_v(sent, num_sent_N, received, num_received_N,
                                      fmt::format("{} of {}", operation, saved.layer.name));
 }
@@ -195,7 +150,10 @@ GemmOperand TwoLevelDispatcher::exchange_tokens(const Context& op, const GemmOpe
 void TwoLevelDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                      const GemmOperand& x_RD) {
   const DispatchSaved& within = *two_level_routing(saved).within;
-  if (!op.measuring()) plan(op, saved);
+  {
+    const ArenaScope scope(*op.arena);
+    plan(op, saved);
+  }
   {
     const ArenaScope scope(*op.arena);
     to_domains(op, saved.routing.weights_tK, within.routing.weights_tK, saved, "weights").wait();

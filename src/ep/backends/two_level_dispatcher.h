@@ -5,11 +5,15 @@
 // the rank with its own rank's place there. From there, the domain's direct dispatcher brings it to the ranks of its
 // experts. That dispatcher has N·T tokens per rank and E/N experts. Sums come back the same way.
 //
-// Every rank gathers the expert ids of the N ranks with its place. From these it knows, without another message, which
-// tokens come and go. The tokens that came lie one domain behind the other. The rest of the N·T tokens have no expert.
+// The device computes which tokens go where (ep/domain_plan.h). The ranks with one place tell each other how many
+// tokens come. The host waits for these numbers, and then starts the all-to-alls. Expert ids cross with their tokens.
+// Choices of other rounds cross as choices without an expert. The tokens that came lie one domain behind the other. The
+// rest of the N·T tokens have no expert. On a GPU, a dispatch copies 4·(2N + 1) bytes to the host, and nothing to the
+// GPU.
 #pragma once
 
 #include "ep/backends/make_dispatcher.h"
+#include "ep/host_numbers.h"
 #include "ep/rows.h"
 
 namespace tessera::ep {
@@ -19,7 +23,10 @@ class TwoLevelDispatcher : public Dispatcher {
   TwoLevelDispatcher(const DispatchOptions& options, const DomainGroups& groups, StepHook* hook);
 
   std::size_t window_bytes() const override { return within_->window_bytes(); }
-  void allocate() override { within_->allocate(); }
+  void allocate() override {
+    within_->allocate();
+    for_host_.allocate(options().device, 1 + 2 * num_domains());
+  }
   int num_sms() const override { return within_->num_sms(); }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
   void check() override { within_->check(); }
@@ -44,9 +51,10 @@ class TwoLevelDispatcher : public Dispatcher {
   int num_domains() const { return groups_.across.size(); }
   /// Returns t', the number of tokens that a rank has in the dispatch within the domain.
   std::int64_t num_tokens_within(const DispatchSaved& saved) const { return num_domains() * saved.num_tokens(); }
-  /// Computes, from the expert ids of the ranks with this place, what `saved` holds, except the weights. Choices of
-  /// other rounds count as choices without an expert.
+  /// Computes what `saved` holds, except the weights.
   void plan(const Context& op, const DispatchSaved& saved);
+  /// Waits for the numbers of tokens and of rounds, and assigns them.
+  void read_counts(const Context& op, const DispatchSaved& saved);
   /// Sends this rank's tokens to the domains of their experts. Returns the tokens [t', D] that other ranks have sent
   /// here, in scratch memory.
   GemmOperand exchange_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
@@ -63,6 +71,7 @@ class TwoLevelDispatcher : public Dispatcher {
 
   DomainGroups groups_;
   std::unique_ptr<Dispatcher> within_;
+  HostNumbers for_host_;
 };
 
 }  // namespace tessera::ep
