@@ -13,7 +13,7 @@ using ep_test::Case;
 using ep_test::Layer;
 using ep_test::Skew;
 
-constexpr std::size_t kArenaBytes = std::size_t{64} << 20;
+constexpr std::size_t kArenaBytes = std::size_t{24} << 20;
 
 /// Makes a rank's pass of a layer on one device, round by round, and collects what every call gives.
 class Pass {
