@@ -31,8 +31,10 @@ class Pass {
     std::vector<DispatchSaved> rounds;
     do {
       const auto round = static_cast<std::int64_t>(rounds.size());
-      const DispatchSaved& saved = rounds.emplace_back(
-          dispatcher_.allocate_saved(op_, {.name = "layers.7.moe", .alignment = case_.alignment}, routing_, round));
+      rounds.push_back(
+          round == 0 ? dispatcher_.allocate_saved(op_, {.name = "layers.7.moe", .alignment = case_.alignment}, routing_)
+                     : dispatcher_.allocate_later(op_, rounds.front(), round));
+      const DispatchSaved& saved = rounds.back();
       const Tensor x = rows(saved);
       dispatcher_.dispatch(op_, y, saved, x);
       note(get(saved.offsets_e1)), note(get(saved.weights_R));
@@ -40,7 +42,7 @@ class Pass {
           reinterpret_cast<const std::int32_t*>(results_[results_.size() - 2].data())[offsets_end(saved)]);
       note(get(used(x, saved)));
       dispatcher_.combine(op_, x, saved, sums, round == 0 ? Write::kAssign : Write::kAccumulate);
-      num_rounds_ = dispatcher_.num_rounds(op_, saved);
+      if (round == 0) num_rounds_ = dispatcher_.num_rounds(op_, saved);
     } while (std::ssize(rounds) < num_rounds_);
     note(get(sums));
     backward(rounds, y);

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Hurts runs on the GPUs of this machine under `tessera launch`, and prints how each of them healed.
+
+    tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 400]
+
+A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank
+(killed, stopped, a step whose numbers are not finite). It must train on from a copy in memory, and must end with the
+losses and gradient norms of an undisturbed run, to the last bit, also in steps that were made twice. The script prints
+a line per run: the step that was hurt, the steps that were made again, and the seconds until the run trained again.
+Exits with status 1 if a run does not heal.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "cluster"))
+from lab import Follower, losses, make_dataset, train_arguments  # noqa: E402
+
+MODEL = {
+    "training.device": "cuda", "training.seq_len": 512, "training.local_batch_size": 4,
+    "training.global_batch_size": 64, "training.num_threads": 4, "model.args.dim": 512, "model.args.n_layers": 6,
+    "model.args.n_heads": 4, "debug.deterministic": "true", "checkpoint.enable": "true", "checkpoint.interval": 200,
+    "checkpoint.memory_interval": 10,
+}
+MESHES = {
+    "fsdp": {},
+    "direct": {"parallelism.expert_parallel_degree": "RANKS", "parallelism.expert_parallel_comm_backend": "direct"},
+    "standard": {"parallelism.expert_parallel_degree": "RANKS", "parallelism.expert_parallel_comm_backend": "standard"},
+}
+FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+NO_END = 120  # seconds after which a run is given up
+
+
+class Missed(Exception):
+    """Raised when a run has not done what it should have done."""
+
+
+def ranks_of(dump):
+    """Returns {rank: pid} of a run's ranks that run now."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        try:
+            words = pathlib.Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            environment = pathlib.Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+        except OSError:  # no process, or one that has ended
+            continue
+        if f"--job.dump_folder={dump}".encode() not in words or b"train" not in words[1:2]:
+            continue
+        for word in environment:
+            if word.startswith(b"OMPI_COMM_WORLD_RANK="):
+                found[int(word.split(b"=")[1])] = int(entry)
+    return found
+
+
+class Run:
+    """One `tessera launch` on this machine."""
+
+    def __init__(self, args, dataset, folder, mesh):
+        self.dump, self.log = os.path.join(folder, "run"), os.path.join(folder, "run.log")
+        os.makedirs(self.dump)
+        keys = {**MODEL, **{key: args.ranks if value == "RANKS" else value for key, value in MESHES[mesh].items()},
+                "checkpoint.folder": os.path.join(folder, "checkpoint")}
+        words = {word.split("=")[0]: word for word in train_arguments(dataset, self.dump, args.steps)[1:]}
+        words.update({f"--{key}": f"--{key}={value}" for key, value in keys.items()})
+        command = [args.tessera, "launch", "--ranks-per-node", str(args.ranks), "--", "train", *words.values()]
+        self.follower = Follower(self.dump)
+        self.follower.start()
+        environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                            env=environment)
+
+    def end(self):
+        try:
+            status = self.process.wait(NO_END)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            raise Missed(f"no end within {NO_END} s, the last step is {self.follower.last_step()}") from None
+        finally:
+            self.follower.end()
+        if status != 0:
+            raise Missed(f"status {status}: ...{pathlib.Path(self.log).read_text()[-800:]}")
+
+    def incident(self):
+        path = pathlib.Path(self.dump, "incidents", "1.json")
+        return json.loads(path.read_text())["text"] if path.exists() else "no incident"
+
+
+def undisturbed(args, dataset, mesh):
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(args, dataset, folder, mesh)
+        run.end()
+        return losses(run.dump)
+
+
+def hurt(args, dataset, mesh, fault, expected):
+    """Returns a line about a run that was hurt and has healed. Raises Missed otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(args, dataset, folder, mesh)
+        try:
+            run.follower.wait_for(lambda made: made[2] >= args.steps // 3, NO_END, "step to hurt")
+        except TimeoutError:
+            run.process.terminate()
+            raise Missed(f"no step to hurt: ...{pathlib.Path(run.log).read_text()[-800:]}") from None
+        victim = args.ranks - 1
+        pid = ranks_of(run.dump).get(victim)
+        if pid is None:
+            raise Missed(f"rank {victim} is not running")
+        when, step = time.time(), run.follower.last_step()
+        os.kill(pid, FAULTS[fault])
+        try:
+            again = run.follower.wait_for(lambda made: made[1] == 2, NO_END, "second attempt")
+        except TimeoutError:
+            again = None
+        run.end()
+        if again is None:
+            raise Missed(f"no second attempt: {run.incident()}")
+        for _, attempt, number, *values in run.follower.steps:
+            if tuple(values) != expected[number]:
+                raise Missed(f"step {number} (attempt {attempt}): {values}, undisturbed {expected[number]}")
+        if losses(run.dump) != expected:
+            raise Missed("metrics.jsonl differs from that of the undisturbed run")
+        twice = len(run.follower.steps) - args.steps
+        return f"hurt at step {step}, {twice} steps made again, {again[0] - when:.1f} s | {run.incident()}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tessera", required=True)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--only", default=",".join(MESHES), help="meshes")
+    args = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = os.path.join(folder, "dataset")
+        make_dataset(args.tessera, dataset)
+        for mesh in args.only.split(","):
+            try:
+                expected = undisturbed(args, dataset, mesh)
+                for fault in FAULTS:
+                    try:
+                        text = hurt(args, dataset, mesh, fault, expected)
+                    except Missed as missed:
+                        failed, text = 1, f"MISSED: {missed}"
+                    print(f"{mesh} | {fault} | {text}", flush=True)
+            except Missed as missed:
+                failed = 1
+                print(f"{mesh} | undisturbed | MISSED: {missed}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
