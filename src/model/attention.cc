@@ -242,10 +242,10 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
     allocate_core_inputs(context, saved);
     compute_core_inputs(context.for_recomputation(), saved, Reader::kBoth);
   }
-  const LinearSite& queries = compressed_ ? compressed_->wq_b : *wq_;
-  const Tensor d_q = queries.for_wgrad(context).allocate(saved.q.shape());
-  const Tensor d_kv = context.allocate(saved.kv.shape());
-  const Tensor d_kv_a_tC = wkv_a_.for_wgrad(context).allocate(saved.kv_a_tC.shape());
+  // These gradients have much memory for their products' FLOPs. So no weight gradient but wo's is deferred.
+  const LayerContext now = at_once(context);
+  const Tensor d_q = context.allocate(saved.q.shape()), d_kv = context.allocate(saved.kv.shape());
+  const Tensor d_kv_a_tC = context.allocate(saved.kv_a_tC.shape());
   const Tensor d_latent_part_tC = d_kv_a_tC.columns(0, latent);
   const Tensor d_k_rope_t = d_kv_a_tC.columns(latent, d_kv_a_tC.dim(1));
   {
@@ -262,19 +262,19 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
   {
     const ArenaScope latent_scope(*op.arena);
     const Tensor d_latent_tC = context.allocate(d_latent_part_tC.shape());
-    wkv_b_.backward(at_once(context), d_kv, saved.kv_latent_KC, d_latent_tC);
+    wkv_b_.backward(now, d_kv, saved.kv_latent_KC, d_latent_tC);
     kv_norm_.backward(context, d_latent_tC, saved.kv_a_tC.columns(0, latent), saved.kv_rstd_t, d_latent_part_tC);
   }
-  wkv_a_.backward(context, d_kv_a_tC, y_tD, d_y_tD);
+  wkv_a_.backward(now, d_kv_a_tC, y_tD, d_y_tD);
   if (!compressed_) {
-    wq_->backward(context, d_q, wq_->gather_input(context, y_tD, Reader::kWgrad), d_y_tD, Write::kAccumulate);
+    wq_->backward(now, d_q, wq_->gather_input(context, y_tD, Reader::kWgrad), d_y_tD, Write::kAccumulate);
     return;
   }
   const Tensor d_latent_tC = context.allocate(saved.q_a_tC.shape());
-  const Tensor d_q_a_tC = compressed_->wq_a.for_wgrad(context).allocate(saved.q_a_tC.shape());
-  compressed_->wq_b.backward(context, d_q, saved.q_latent_TC, d_latent_tC);
+  const Tensor d_q_a_tC = context.allocate(saved.q_a_tC.shape());
+  compressed_->wq_b.backward(now, d_q, saved.q_latent_TC, d_latent_tC);
   compressed_->norm.backward(context, d_latent_tC, saved.q_a_tC, saved.q_rstd_t, d_q_a_tC);
-  compressed_->wq_a.backward(context, d_q_a_tC, y_tD, d_y_tD, Write::kAccumulate);
+  compressed_->wq_a.backward(now, d_q_a_tC, y_tD, d_y_tD, Write::kAccumulate);
 }
 
 }  // namespace tessera

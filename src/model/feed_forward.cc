@@ -60,8 +60,7 @@ FeedForward::Gradients FeedForward::backward_inputs(const LayerContext& context,
   w2_.dgrad(context, d_out_TD, d_a_TI);
   // In plain form, d_h overwrites h, and the activations overwrite d_a.
   const GemmOperand d_h_T2I = allocate_operand(context, h_T2I.shape(), w13_.gradient_forms(context), h_T2I);
-  const GemmOperand a_TI =
-      allocate_operand(for_deferred(context), d_a_TI.shape(), w2_.input_forms(context).wgrad, d_a_TI);
+  const GemmOperand a_TI = allocate_operand(context, d_a_TI.shape(), w2_.input_forms(context).wgrad, d_a_TI);
   swiglu_backward(context.op, d_a_TI, h_T2I, d_h_T2I, a_TI);
   w13_.dgrad(context, d_h_T2I, d_x_tD);
   return {.d_out_TD = d_out_TD, .a_TI = a_TI, .d_h_T2I = d_h_T2I};
@@ -71,7 +70,7 @@ void FeedForward::backward_weights(const LayerContext& context, const GemmOperan
                                    const Gradients& gradients) const {
   TESSERA_DIMS(x_tD, gradients.d_out_TD, gradients.a_TI, gradients.d_h_T2I);
   const TraceScope trace(context.op.trace, "feed_forward.backward_weights");
-  w2_.wgrad(context, gradients.d_out_TD, gradients.a_TI);
+  w2_.wgrad(at_once(context), gradients.d_out_TD, gradients.a_TI);
   w13_.wgrad(context, gradients.d_h_T2I, w13_.gather_input(context, x_tD, LinearSite::Reader::kWgrad));
 }
 

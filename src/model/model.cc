@@ -301,7 +301,7 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
   const Shape shape{context.num_local_tokens(), config_.dim};
 
   if (stage.modules.embedding) {
-    saved.x_tD = for_saved.allocate(shape);
+    saved.x_tD = saved.sends_output && stage.num_blocks == 0 ? saved.out_tD : for_saved.allocate(shape);
     begin_unit(op, embedding_.unit,
                stage.num_blocks > 0 ? std::optional(trunk_.unit(stage.first_block)) : std::nullopt);
     embed(context, batch.inputs(device), saved.x_tD);
@@ -310,19 +310,18 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
   Tensor x_tD = saved.x_tD;
   for (std::size_t i = 0; i < stage.num_blocks; ++i) {
     const std::size_t block = stage.first_block + i;
-    const Tensor out_tD = for_saved.allocate(shape);
+    const bool is_sent = saved.sends_output && i + 1 == stage.num_blocks;
+    const Tensor out_tD = is_sent ? saved.out_tD : for_saved.allocate(shape);
     begin_unit(op, trunk_.unit(block), unit_after(stage, block));
     trunk_.blocks[block].forward(context, x_tD, saved.blocks[i], out_tD, sums_of(trunk_.blocks[block], device));
     end_unit(trunk_.unit(block));
     x_tD = out_tD;
   }
-  // The backward does not read the output of a block.
-  const bool shares_output = saved.sends_output && !stage.modules.head && stage.num_blocks > 0;
-  saved.d_tD = shares_output ? x_tD : for_saved.allocate(shape);
   if (!stage.modules.head) {
     saved.out_tD = x_tD;
     return;
   }
+  saved.d_tD = for_saved.allocate(shape);
   begin_unit_backward(
       op, heads_.unit,
       stage.num_blocks > 0 ? std::optional(trunk_.unit(stage.first_block + stage.num_blocks - 1)) : std::nullopt);

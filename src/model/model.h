@@ -65,7 +65,8 @@ struct StageSaved {
   /// The output's gradient, which the backward turns into the input's. The caller sets it, unless the stage has the
   /// head.
   Tensor d_tD;
-  /// Says that the output goes to another rank. Its memory then receives its gradient.
+  /// Says that the output goes to another rank. The caller then sets out_tD, whose memory the forward writes and the
+  /// backward does not read.
   bool sends_output = false;
   std::vector<BlockSaved> blocks;  // those of MTP modules come last
   std::vector<MtpSaved> mtp;

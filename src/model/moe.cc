@@ -255,8 +255,10 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
                      d_weights_tK, shared_inputs, shared_weights);
   }
   for_later_rounds(context, saved.rows.dispatch, [&](const LayerContext& of_round, ExpertRows round_rows) {
+    // Rows stay in the window until they have been read: no other dispatch comes in between.
     round_rows.x_RD =
-        allocate_operand(of_round, {round_rows.dispatch.num_rows(), config.dim}, w13_.product_forms(of_round).wgrad);
+        allocate_operand(of_round, {round_rows.dispatch.num_rows(), config.dim}, w13_.product_forms(of_round).wgrad,
+                         of_round.model->dispatcher->rows_in_window(of_round.op, round_rows.dispatch));
     experts_forward(of_round, y_tD, round_rows, {}, Write::kAssign, {});
     const Tensor d_round_weights_tK = of_round.allocate(d_weights_tK.shape(), DType::kFloat32);
     experts_backward(of_round, y_tD, round_rows, d_out_tD, d_y_tD, Write::kAccumulate, d_round_weights_tK, {}, {});

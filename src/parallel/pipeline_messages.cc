@@ -1,5 +1,6 @@
 #include "parallel/pipeline_messages.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -18,6 +19,9 @@ bool computes_input_gradient(const PipelinePass& pass) {
 class Receiver {
  public:
   Receiver(const PipelineSchedule& schedule, int rank) : schedule_(schedule), rank_(rank), held_(most_held(schedule)) {
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+      num_gradient_buffers_[stage] = num_gradient_buffers(schedule, stage);
+    }
     for (int from = 0; from < schedule.num_ranks; ++from) {
       if (from != rank) connections_[from].messages = messages_between(schedule, from, rank);
     }
@@ -46,6 +50,7 @@ class Receiver {
 
   void execute(const PipelinePass& pass) {
     if (pass.kind == Pass::kForward) ++num_forwards_[pass.stage];
+    if (computes_input_gradient(pass)) --num_gradients_[pass.stage];
     if (frees_activations(pass)) --num_inputs_[pass.stage];
   }
 
@@ -66,7 +71,10 @@ class Receiver {
     if (connection.is_done()) return false;
     const PipelineMessage& message = *connection.next();
     if (message.is_gradient) {
+      int& num_gradients = num_gradients_[message.stage];
       if (message.micro_batch >= num_forwards_[message.stage]) return false;
+      if (num_gradients == num_gradient_buffers_[message.stage]) return false;
+      ++num_gradients;
     } else {
       int& num_inputs = num_inputs_[message.stage];
       if (num_inputs == num_input_buffers(held_[static_cast<std::size_t>(message.stage)])) return false;
@@ -82,13 +90,40 @@ class Receiver {
   int rank_;
   std::vector<int> held_;
   std::map<int, Connection> connections_;           // by the rank that sends
-  std::map<int, int> num_inputs_;                   // in use, by stage
+  std::map<int, int> num_inputs_, num_gradients_;   // buffers in use, by stage
+  std::map<int, int> num_gradient_buffers_;         // by stage
   std::map<int, int> num_forwards_;                 // that have run, by stage
   std::map<std::pair<bool, int>, int> num_posted_;  // by kind (gradients: true) and stage
   std::vector<PipelineMessage> posted_;
 };
 
 }  // namespace
+
+int num_output_buffers(const PipelineSchedule& schedule, int stage) {
+  if (stage + 1 == schedule.num_stages()) return 0;
+  const int rank = schedule.rank_of_stage[static_cast<std::size_t>(stage)];
+  if (schedule.rank_of_stage[static_cast<std::size_t>(stage) + 1] == rank) {
+    // Gradients wait here for their backward, and one for the end of its send.
+    int num_waiting = 0, most = 0;
+    for (const PipelineAction& action : schedule.actions[static_cast<std::size_t>(rank)]) {
+      for_each_pass(action, [&](const PipelinePass& pass) {
+        if (!computes_input_gradient(pass)) return;
+        if (pass.stage == stage + 1) most = std::max(most, ++num_waiting);
+        if (pass.stage == stage) --num_waiting;
+      });
+    }
+    return most + 1;
+  }
+  // Interleaved stages wait long until some outputs are received. For others two outputs and two gradients are enough:
+  // with more, no rank would wait less (the test runs both).
+  const int held = most_held(schedule)[static_cast<std::size_t>(stage)];
+  return schedule.kind == PipelineScheduleKind::kInterleaved1F1B ? held : std::min(held, 4);
+}
+
+int num_gradient_buffers(const PipelineSchedule& schedule, int stage) {
+  const int held = most_held(schedule)[static_cast<std::size_t>(stage)];
+  return held > num_output_buffers(schedule, stage) ? 2 : held;
+}
 
 std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, int from, int to) {
   std::vector<PipelineMessage> messages;

@@ -6,7 +6,8 @@
 //
 // No rank may then wait for ever, even where a send ends only after its receive was posted. A receive is posted as soon
 // as all receives before it on its connection are and its memory is free:
-// - a gradient goes to the memory of the output that was sent, so that stage's forward must have run;
+// - a gradient goes to one of the buffers that the stage's outputs and their gradients share, and the stage's forward
+//   must have run;
 // - an activation goes to one of the stage's input buffers. There is one more than the stage holds micro-batches,
 //   because a gradient that lets one of these end may come behind an activation for the next. Other memory of a
 //   micro-batch may still wait for what it has sent. If that delayed the post, two ranks of DualPipeV would wait for
@@ -34,6 +35,14 @@ std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, 
 
 /// Returns the number of a stage's buffers for inputs from another rank. It holds `held` micro-batches (most_held).
 inline int num_input_buffers(int held) { return held + 1; }
+
+/// Returns the number of a stage's buffers for outputs and for their gradients. An output leaves its buffer when it has
+/// arrived. It has none if the next stage is on the same rank, where it stays with its micro-batch. The number is 0 for
+/// the last stage.
+int num_output_buffers(const PipelineSchedule& schedule, int stage);
+/// Returns how many of these may have gradients from another rank at once, from the post of the receive to the end of
+/// the backward.
+int num_gradient_buffers(const PipelineSchedule& schedule, int stage);
 
 /// Returns, for each of a rank's actions, the messages whose receives are posted before it.
 std::vector<std::vector<PipelineMessage>> posted_receives(const PipelineSchedule& schedule, int rank);

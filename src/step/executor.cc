@@ -29,10 +29,15 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
   for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
     if (!is_local(stage)) continue;
     check_order(stage);
+    const int held = num_slots[static_cast<std::size_t>(stage)];
+    const bool receives = stage > 0 && !is_local(stage - 1);
     stages_.push_back({.stage = stage,
-                       .num_slots = static_cast<std::size_t>(num_slots[static_cast<std::size_t>(stage)]),
+                       .num_slots = static_cast<std::size_t>(held),
+                       .num_inputs = static_cast<std::size_t>(receives ? num_input_buffers(held) : 0),
+                       .num_outputs = static_cast<std::size_t>(num_output_buffers(schedule_, stage)),
                        .slots = {},
-                       .inputs = {}});
+                       .inputs = {},
+                       .outputs = {}});
   }
   TESSERA_CHECK(stages_.size() == model_.num_stages(), "{} {}", stages_.size(), model_.num_stages());
   open_links();
@@ -76,7 +81,7 @@ bool Executor::splits_backward() const {
 
 StageSaved Executor::make_saved(const LocalStage& stage) const {
   StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
-  saved.sends_output = stage.stage + 1 < schedule_.num_stages() && !is_local(stage.stage + 1);
+  saved.sends_output = sends_output(stage.stage);
   return saved;
 }
 
@@ -90,15 +95,13 @@ void Executor::record_message(int to, const Tensor& x_tD) {
 }
 
 void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
-                         Arena& deferred, Arena& input) {
+                         Arena& deferred, const Tensor& boundary_tD) {
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
   const ArenaScope scope(*op.arena);
   StageSaved saved = make_saved(stage);
   if (is_pipeline()) saved.arena = &arena;
   if (saved.deferred) saved.deferred->set_arena(&deferred);
-  // The input of a stage whose predecessor is on this rank lies in that one's slot.
-  const bool is_fed_here = stage.stage > 0 && is_local(stage.stage - 1);
-  if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(is_fed_here ? *op.arena : input, batch);
+  saved.x_tD = saved.out_tD = saved.d_tD = boundary_tD;
   name_pass(op, stage.stage, PipelinePass::Kind::kForward);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
   if (op.measuring()) record_message(stage.stage + 1, saved.out_tD);
@@ -111,13 +114,15 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
 }
 
 void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
+  Arena one_buffer(op.target());
+  const Tensor boundary_tD = boundary(one_buffer, batch);
+  buffer_bytes_ = std::max(buffer_bytes_, one_buffer.peak());
   for (LocalStage& stage : stages_) {
-    Arena arena(op.target()), deferred(op.target()), input(op.target());
+    Arena arena(op.target()), deferred(op.target());
     mesh_.set_record(op.record);
-    run_alone(op, stage, batch, probe, arena, deferred, input);
+    run_alone(op, stage, batch, probe, arena, deferred, boundary_tD);
     mesh_.set_record(nullptr);
     stage.slot_bytes = std::max(stage.slot_bytes, arena.peak());
-    stage.input_bytes = std::max(stage.input_bytes, input.peak());
     deferred_bytes_ = std::max(deferred_bytes_, deferred.peak());
     const ArenaScope scope(*op.arena);
     Context unrecorded = op;
@@ -129,7 +134,7 @@ void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
 std::size_t Executor::num_bytes() const {
   std::size_t sum = num_deferred_ * deferred_bytes_;
   for (const LocalStage& stage : stages_) {
-    sum += stage.num_slots * stage.slot_bytes + stage.num_inputs() * stage.input_bytes;
+    sum += stage.num_slots * stage.slot_bytes + (stage.num_inputs + stage.num_outputs) * buffer_bytes_;
   }
   return sum;
 }
@@ -150,9 +155,11 @@ void Executor::allocate() {
       }
       stage.slots.push_back(std::move(slot));
     }
-    for (std::size_t i = 0; stage.input_bytes > 0 && i < stage.num_inputs(); ++i) {
-      stage.inputs.push_back(std::make_unique<Input>());
-      stage.inputs.back()->arena = Arena(stage.input_bytes, model_.options().device);
+    for (auto [buffers, number] : {std::pair(&stage.inputs, stage.num_inputs), {&stage.outputs, stage.num_outputs}}) {
+      while (buffers->size() < number) {
+        buffers->push_back(std::make_unique<Buffer>());
+        buffers->back()->arena = Arena(buffer_bytes_, model_.options().device);
+      }
     }
   }
 }
@@ -163,11 +170,11 @@ void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) 
     Arena none;
     Arena& arena = stage.slots.front()->arena;
     Arena& deferred = deferred_.empty() ? none : *deferred_.front();
-    Arena& input = stage.inputs.empty() ? none : stage.inputs.front()->arena;
-    run_alone(op, stage, batch, probe, arena, deferred, input);
+    Buffer& buffer = *(stage.inputs.empty() ? stage.outputs : stage.inputs).front();
+    run_alone(op, stage, batch, probe, arena, deferred, boundary(buffer.arena, batch));
+    buffer.arena.release_to(0);
     arena.release_to(0);
     deferred.release_to(0);
-    input.release_to(0);
   }
   model_.set_warms_up(false);
 }
@@ -190,43 +197,35 @@ Memory* Executor::find(const std::vector<std::unique_ptr<Memory>>& all, int micr
   return nullptr;
 }
 
-Executor::Slot& Executor::take_free_slot(LocalStage& stage, int micro_batch) {
-  Slot* slot = find(stage.slots, -1);
-  TESSERA_CHECK(slot != nullptr, "stage {}, micro-batch {}", stage.stage, micro_batch);
-  slot->sent_output.wait();
-  slot->sent_gradient.wait();
-  slot->arena.release_to(0);
-  slot->micro_batch = micro_batch;
-  return *slot;
+template <typename Memory>
+Memory& Executor::take(std::vector<std::unique_ptr<Memory>>& all, int micro_batch) {
+  const auto free = std::find_if(all.begin(), all.end(), [](const auto& one) { return one->micro_batch == -1; });
+  TESSERA_CHECK(free != all.end(), "no memory for micro-batch {}", micro_batch);
+  std::rotate(free, free + 1, all.end());
+  Memory& taken = *all.back();
+  taken.sent.wait();
+  taken.arena.release_to(0);
+  taken.micro_batch = micro_batch;
+  return taken;
 }
 
 void Executor::post(const PipelineMessage& message, const Batch& batch) {
   LocalStage& stage = local(message.stage);
-  if (message.is_gradient) {
-    // It shares the output's memory: the gradient is sent only after the output has arrived. MPI does not promise this
-    // for a send that has not completed, but no MPI writes before a message comes.
-    Slot* slot = find(stage.slots, message.micro_batch);
-    TESSERA_CHECK(slot != nullptr, "stage {}, micro-batch {}", message.stage, message.micro_batch);
-    slot->gradient = receive(slot->saved.d_tD, message.stage + 1, "gradients");
-    return;
-  }
-  Input* input = find(stage.inputs, -1);
-  TESSERA_CHECK(input != nullptr, "stage {}, micro-batch {}", message.stage, message.micro_batch);
-  input->micro_batch = message.micro_batch;
-  input->arena.release_to(0);
-  input->x_tD = boundary(input->arena, batch);
-  input->received = receive(input->x_tD, message.stage - 1, "activations");
+  Buffer& buffer = take(message.is_gradient ? stage.outputs : stage.inputs, message.micro_batch);
+  buffer.x_tD = boundary(buffer.arena, batch);
+  buffer.received = message.is_gradient ? receive(buffer.x_tD, message.stage + 1, "gradients")
+                                        : receive(buffer.x_tD, message.stage - 1, "activations");
 }
 
 void Executor::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                        PhaseClock& clock, SiteProbe* probe) {
   LocalStage& stage = local(pass.stage);
-  Slot* slot = pass.kind == PipelinePass::Kind::kForward ? &take_free_slot(stage, pass.micro_batch)
+  Slot* slot = pass.kind == PipelinePass::Kind::kForward ? &take(stage.slots, pass.micro_batch)
                                                          : find(stage.slots, pass.micro_batch);
   TESSERA_CHECK(slot != nullptr, "{}", describe(pass));
-  Input* input = find(stage.inputs, pass.micro_batch);
+  Buffer* const input = find(stage.inputs, pass.micro_batch);
   StageSaved& saved = slot->saved;
-  const bool is_first = pass.stage == 0, is_last = pass.stage + 1 == schedule_.num_stages();
+  const bool is_first = pass.stage == 0;
   clock.begin();
   name_pass(op, pass.stage, pass.kind);
   switch (pass.kind) {
@@ -240,16 +239,25 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
         input->received.wait();
         saved.x_tD = input->x_tD;
       }
+      Buffer* const output = saved.sends_output ? &take(stage.outputs, pass.micro_batch) : nullptr;
+      if (output != nullptr) saved.out_tD = boundary(output->arena, batch);
       model_.forward(op, index_of(stage), batch, scale, saved, probe);
-      if (!is_last && !is_local(pass.stage + 1)) {
-        slot->sent_output = send(saved.out_tD, pass.stage + 1, "activations");
+      if (output != nullptr) {
+        output->sent = send(saved.out_tD, pass.stage + 1, "activations");
+        output->micro_batch = -1;
       }
       clock.end(&PhaseSeconds::forward);
       return;
     }
     case PipelinePass::Kind::kBackward:
-    case PipelinePass::Kind::kBackwardInput:
-      slot->gradient.wait();
+    case PipelinePass::Kind::kBackwardInput: {
+      const bool is_last = pass.stage + 1 == schedule_.num_stages();
+      Buffer* const gradient = is_last ? nullptr : find(stage.outputs, pass.micro_batch);
+      TESSERA_CHECK(gradient != nullptr || is_last, "{}", describe(pass));
+      if (gradient != nullptr) {
+        gradient->received.wait();
+        saved.d_tD = gradient->x_tD;
+      }
       if (saved.deferred) {
         TESSERA_CHECK(!free_deferred_.empty(), "{}", describe(pass));
         slot->deferred = free_deferred_.back();
@@ -258,14 +266,18 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       }
       model_.backward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_first && is_local(pass.stage - 1)) {
-        copy(op, saved.d_tD, find(local(pass.stage - 1).slots, pass.micro_batch)->saved.d_tD);
+        Buffer& next = take(local(pass.stage - 1).outputs, pass.micro_batch);
+        next.x_tD = boundary(next.arena, batch);
+        copy(op, saved.d_tD, next.x_tD);
       } else if (!is_first) {
-        slot->sent_gradient = send(saved.d_tD, pass.stage - 1, "gradients");
+        (gradient != nullptr ? gradient->sent : slot->sent) = send(saved.d_tD, pass.stage - 1, "gradients");
       }
+      if (gradient != nullptr) gradient->micro_batch = -1;
       if (pass.kind == PipelinePass::Kind::kBackward && saved.deferred) {
         model_.backward_weights(op, index_of(stage), batch, saved);
       }
       break;
+    }
     case PipelinePass::Kind::kBackwardWeight:
       model_.backward_weights(op, index_of(stage), batch, saved);
       break;
@@ -300,10 +312,8 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
     });
   }
   for (LocalStage& stage : stages_) {
-    for (const auto& slot : stage.slots) {
-      slot->sent_output.wait();
-      slot->sent_gradient.wait();
-    }
+    for (const auto& slot : stage.slots) slot->sent.wait();
+    for (const auto& output : stage.outputs) output->sent.wait();
   }
 }
 

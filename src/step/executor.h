@@ -5,8 +5,8 @@
 // A stage's forward keeps tensors of a micro-batch in a slot, which has an arena for them. A stage has as many slots as
 // it holds micro-batches at once. Without a pipeline there is one slot, and its tensors lie in the step's arena.
 // Backwards that defer weight gradients keep more tensors, in further arenas. A rank has as many of these as it defers
-// backwards at once. Inputs from other ranks have buffers of their own: a slot also waits until what it has sent has
-// arrived.
+// backwards at once. What crosses to or from another rank has buffers of its own (parallel/pipeline_messages.h): inputs
+// until the end of their backward, outputs until they have arrived, and their gradients.
 #pragma once
 
 #include <memory>
@@ -51,22 +51,24 @@ class Executor {
     StageSaved saved;
     Arena* deferred = nullptr;  // of deferred_, from the backward to the weight gradients
     int micro_batch = -1;       // -1: free
-    Work gradient, sent_output, sent_gradient;
+    Work sent;
   };
-  /// Holds a micro-batch's activation from another rank, from the post of its receive to the end of its backward.
-  struct Input {
+  /// Holds a tensor that crosses the boundary of a stage from or to another rank.
+  struct Buffer {
     Arena arena;
     Tensor x_tD;
     int micro_batch = -1;  // -1: free
-    Work received;
+    Work received, sent;
   };
   struct LocalStage {
     int stage;
-    std::size_t num_slots = 0, slot_bytes = 0, input_bytes = 0;
+    std::size_t num_slots = 0, slot_bytes = 0;
+    // The buffers of outputs also serve their gradients. An input is in use from the post of its receive to the end of
+    // its backward. An output is in use for its forward only, because the next use waits until it has arrived. A
+    // gradient is in use from the post of its receive, or from the next stage's backward, to the end of its own.
+    std::size_t num_inputs = 0, num_outputs = 0;
     std::vector<std::unique_ptr<Slot>> slots;
-    std::vector<std::unique_ptr<Input>> inputs;  // none if the input comes from this rank
-
-    std::size_t num_inputs() const { return static_cast<std::size_t>(num_input_buffers(static_cast<int>(num_slots))); }
+    std::vector<std::unique_ptr<Buffer>> inputs, outputs;
   };
 
   bool is_pipeline() const { return schedule_.num_stages() > 1; }
@@ -79,19 +81,23 @@ class Executor {
   void open_links();
   std::size_t index_of(const LocalStage& stage) const { return static_cast<std::size_t>(&stage - stages_.data()); }
   bool splits_backward() const;
+  /// Returns whether a stage's output goes to another rank.
+  bool sends_output(int stage) const { return stage + 1 < schedule_.num_stages() && !is_local(stage + 1); }
   /// Returns the slot or input of a micro-batch, or null if it has none. A micro-batch of -1 finds one that is free.
   template <typename Memory>
   static Memory* find(const std::vector<std::unique_ptr<Memory>>& all, int micro_batch);
-  /// Takes a free slot for a micro-batch.
-  Slot& take_free_slot(LocalStage& stage, int micro_batch);
+  /// Takes the free slot or buffer that was used least recently, and makes it the last one. What is put on the stream
+  /// from now on follows the arrival of what was sent from it.
+  template <typename Memory>
+  static Memory& take(std::vector<std::unique_ptr<Memory>>& all, int micro_batch);
   StageSaved make_saved(const LocalStage& stage) const;
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
   /// Runs all passes of a micro-batch in one stage. What its forward keeps goes to `arena`, or to op's arena without a
-  /// pipeline. What it needs for deferred weight gradients goes to `deferred`, and an input from another rank to
-  /// `input`. All three must be empty.
+  /// pipeline. What it needs for deferred weight gradients goes to `deferred`. Both must be empty. boundary_tD is
+  /// the input, the output and its gradient.
   void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
-                 Arena& deferred, Arena& input);
+                 Arena& deferred, const Tensor& boundary_tD);
   /// Records the message that a pass sends to the stage with number `to`, if another rank has that stage.
   void record_message(int to, const Tensor& x_tD);
   /// Starts to receive a message. `batch` is its micro-batch.
@@ -111,7 +117,7 @@ class Executor {
   std::vector<std::vector<PipelineMessage>>
       receives_;  // by action: those that are posted before it; from allocate() on
   std::vector<LocalStage> stages_;
-  std::size_t num_deferred_ = 0, deferred_bytes_ = 0;
+  std::size_t num_deferred_ = 0, deferred_bytes_ = 0, buffer_bytes_ = 0;
   std::vector<std::unique_ptr<Arena>> deferred_;
   std::vector<Arena*> free_deferred_;
 };
