@@ -369,6 +369,8 @@ void add_time_command(CLI::App& parent) {
 
 struct SearchCommand {
   std::string cluster, engine, routing, out, html, validation;
+  std::vector<std::string> precisions;   // empty: the configuration's and those of the cluster
+  std::vector<double> capacity_factors;  // empty: the configuration's, 1.1 and 1.5
   int num_ranks = 1, num_rows = 10;
 
   void run(const JobConfig& job) const {
@@ -378,8 +380,14 @@ struct SearchCommand {
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
     const RoutingKind kind = routing.empty() ? default_routing(job) : routing_kind(routing);
     const auto begin = std::chrono::steady_clock::now();
-    const FoundLayouts found = search_layouts(
-        {.job = job, .num_ranks = num_ranks, .cluster = machine, .routing = kind, .num_threads = num_threads()});
+    const FoundLayouts found = search_layouts({.job = job,
+                                               .num_ranks = num_ranks,
+                                               .cluster = machine,
+                                               .routing = kind,
+                                               .precisions = searched_precisions(job, machine),
+                                               .capacity_factors = searched_factors(job),
+                                               .num_shown = num_rows,
+                                               .num_threads = num_threads()});
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     fmt::print("{} x {}: {} layouts fit, {} do not; {:.1f} s\n\n", num_ranks, machine.name, found.fitting.size(),
                found.num_too_large, seconds);
@@ -391,9 +399,10 @@ struct SearchCommand {
       print_row(found.fitting[i], best);
     }
     fmt::print(
-        "\n= is within {:.0f} % of the fastest, less than the plan's error. Layouts that no other one beats in both "
-        "speed and memory:\n\n",
-        100.0 * kError);
+        "\n= is within {:.0f} % of the fastest, less than the plan's error. *: weights are quantized for each pass. "
+        "Memory is\nwith the least capacity factor, {}, and capacity is the largest that fits. Layouts that no other "
+        "one beats in both\nspeed and memory:\n\n",
+        100.0 * kError, factor_text(std::ranges::min(searched_factors(job), gives_less_room)));
     print_head();
     for (const FoundLayout& layout : frontier(found.fitting)) print_row(layout, best);
     JobConfig fastest = found.fitting.front().config;
@@ -413,9 +422,28 @@ struct SearchCommand {
 
   static constexpr double kError = 0.03;  // of a plan: docs/planner.md
 
+  std::vector<std::string> searched_precisions(const JobConfig& job, const Cluster& machine) const {
+    if (!precisions.empty()) return precisions;
+    std::vector<std::string> all = {precision_of(job)};
+    std::ranges::copy_if(machine.precisions, std::back_inserter(all),
+                         [&](const std::string& name) { return name != all.front(); });
+    return all;
+  }
+
+  std::vector<double> searched_factors(const JobConfig& job) const {
+    if (!capacity_factors.empty()) return capacity_factors;
+    return {job.parallelism.expert_parallel_capacity_factor, 1.1, 1.5};
+  }
+
+  static std::string factor_text(double factor) { return factor == 0.0 ? "any load" : fmt::format("{:g}", factor); }
+
   static void print_head() {
-    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:>9}{:>11}{:>18}\n", "pp", "tp", "ep", "dp", "batch",
-               "schedule", "recompute", "bubble", "memory", "tokens/s per GPU");
+    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:<16}{:>9}{:>11}{:>17}{:>18}\n", "pp", "tp", "ep", "dp",
+               "batch", "schedule", "recompute", "precision", "bubble", "memory", "capacity", "tokens/s per GPU");
+  }
+
+  static std::string precision_text(const JobConfig& config) {
+    return precision_of(config) + (config.model.converters.empty() || config.quantize.keep_weights ? "" : " *");
   }
 
   void print_row(const FoundLayout& layout, double best) const {
@@ -423,11 +451,14 @@ struct SearchCommand {
     const auto& p = config.parallelism;
     const auto modes = recompute_modes();
     const auto mode = std::ranges::find(modes, config.activation_checkpoint.mode, &decltype(modes)::value_type::second);
-    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:>7.1f} %{:>11}{:>16.0f} {}\n", p.pipeline_parallel_degree,
-               p.tensor_parallel_degree, p.expert_parallel_degree,
+    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:<16}{:>7.1f} %{:>11}{:>17}{:>16.0f} {}\n",
+               p.pipeline_parallel_degree, p.tensor_parallel_degree, p.expert_parallel_degree,
                num_ranks / (p.pipeline_parallel_degree * p.tensor_parallel_degree * p.context_parallel_degree),
                config.micro_batch_size(), p.pipeline_parallel_degree > 1 ? p.pipeline_parallel_schedule : "-",
-               mode->first, 100.0 * layout.bubble, format_gib(static_cast<std::size_t>(layout.memory_bytes)),
+               mode->first, precision_text(config), 100.0 * layout.bubble,
+               format_gib(static_cast<std::size_t>(layout.memory_bytes)),
+               fmt::format("{}: {}", factor_text(p.expert_parallel_capacity_factor),
+                           format_gib(static_cast<std::size_t>(layout.most_room_bytes))),
                layout.tokens_per_second_per_gpu, layout.tokens_per_second_per_gpu >= (1.0 - kError) * best ? "=" : "");
   }
 };
@@ -442,12 +473,20 @@ void add_search_command(CLI::App& parent) {
   app->add_option("--ranks", command->num_ranks, "GPUs of the run")->required()->transform(as_count(1, kMaxRanks));
   app->add_option("--routing", command->routing,
                   "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
+  app->add_option("--precisions", command->precisions,
+                  "Precisions to search: bf16, mxfp8, fp8_blockwise (default: the configuration's and the cluster's)")
+      ->delimiter(',');
+  app->add_option("--capacity-factors", command->capacity_factors,
+                  "Values of parallelism.expert_parallel_capacity_factor (default: the configuration's, 1.1 and 1.5)")
+      ->delimiter(',')
+      ->check(is_number(0.0, 1e6));
   app->add_option("--rows", command->num_rows, "Layouts to print")->transform(as_count(1, 1000))->capture_default_str();
   app->add_option("--out,--output", command->out, "Write the configuration of the fastest layout to this file");
   add_page_options(*app, command->html, command->validation);
   app->footer(
       "Keys of the configuration as in `tessera train`. Searched are the degrees of pipeline, tensor and expert\n"
-      "parallelism, the schedule, the micro-batch and recomputation. training.global_batch_size stays as it is.");
+      "parallelism, the schedule, the micro-batch, recomputation, precisions and capacity factors. "
+      "training.global_batch_size stays as it is.");
   app->callback([command, arguments] { command->run(arguments->read()); });
 }
 

@@ -16,10 +16,10 @@ ParameterTable::ParameterTable(std::shared_ptr<Mesh> mesh)
     : mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()) {}
 
 ParamId ParameterTable::add(ParamSpec spec) {
-  for (const ParamSpec& other : specs_) TESSERA_CHECK(other.name != spec.name, "{} added twice", spec.name);
+  TESSERA_CHECK(names_.insert(spec.name).second, "{} added twice", spec.name);
   const UnitId unit = num_units() - 1;
-  auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
-                             [&](const Bucket& b) { return b.unit == unit && b.axis == spec.cut.axis; });
+  auto bucket = std::find_if(first_bucket_of_last_unit(), buckets_.end(),
+                             [&](const Bucket& b) { return b.axis == spec.cut.axis; });
   if (bucket == buckets_.end()) bucket = buckets_.insert(bucket, {.unit = unit, .axis = spec.cut.axis});
   const ParamId id = specs_.size();
   specs_.push_back(std::move(spec));
@@ -28,21 +28,28 @@ ParamId ParameterTable::add(ParamSpec spec) {
                      .offset = bucket->size,
                      .local = slice(id).local()});
   bucket->size += align_up(places_[id].local.num_elements());
-  lay_out();
+  lay_out_last_unit();
   return id;
 }
 
-void ParameterTable::lay_out() {
-  flat_size_ = 0;
-  std::ranges::fill(unit_sizes_, 0);
-  for (Bucket& bucket : buckets_) {
-    std::int64_t& unit_size = unit_sizes_[bucket.unit];
-    const std::int64_t ranks = group(bucket).size();
-    bucket.shard_size = align_up((bucket.size + ranks - 1) / ranks);
-    bucket.flat_offset = flat_size_;
-    flat_size_ += bucket.shard_size;
-    bucket.slot_offset = unit_size;
-    if (sharded(bucket)) unit_size += ranks * bucket.shard_size;
+std::vector<ParameterTable::Bucket>::iterator ParameterTable::first_bucket_of_last_unit() {
+  auto first = buckets_.end();
+  while (first != buckets_.begin() && std::prev(first)->unit == num_units() - 1) --first;
+  return first;
+}
+
+void ParameterTable::lay_out_last_unit() {
+  auto bucket = first_bucket_of_last_unit();
+  flat_size_ = bucket == buckets_.begin() ? 0 : std::prev(bucket)->flat_offset + std::prev(bucket)->shard_size;
+  std::int64_t& unit_size = unit_sizes_.back();
+  unit_size = 0;
+  for (; bucket != buckets_.end(); ++bucket) {
+    const std::int64_t ranks = group(*bucket).size();
+    bucket->shard_size = align_up((bucket->size + ranks - 1) / ranks);
+    bucket->flat_offset = flat_size_;
+    flat_size_ += bucket->shard_size;
+    bucket->slot_offset = unit_size;
+    if (sharded(*bucket)) unit_size += ranks * bucket->shard_size;
   }
 }
 

@@ -128,11 +128,13 @@ class ParameterTable {
   }
 
  private:
-  /// Computes where buckets lie from their sizes.
-  void lay_out();
+  std::vector<Bucket>::iterator first_bucket_of_last_unit();
+  /// Computes where the buckets of the last unit lie from their sizes. Those before are complete.
+  void lay_out_last_unit();
 
   std::shared_ptr<Mesh> mesh_;
   std::vector<ParamSpec> specs_, buffer_specs_;
+  std::set<std::string> names_;
   std::vector<Placement> places_;
   std::vector<Bucket> buckets_;
   std::vector<std::int64_t> unit_sizes_ = {0};

@@ -61,6 +61,7 @@ Cluster read(const std::filesystem::path& path, int depth) {
   cluster.peak_flop_per_second = kTera * reader.number("peak_tflop_per_s", 1e-3);
   cluster.memory_bytes = static_cast<double>(1ULL << 30) * reader.number("memory_gib", 1e-3);
   cluster.reserved_bytes = static_cast<double>(1ULL << 30) * reader.number("reserved_gib");
+  cluster.precisions = reader.texts("precisions");
   cluster.num_sms = reader.count("sms");
   cluster.gpus_per_domain = reader.count("gpus_per_domain");
   cluster.dollars_per_gpu_hour = reader.number("dollars_per_gpu_hour");

@@ -42,7 +42,8 @@ struct Cluster {
   double memory_bytes = 0.0;    // of a GPU
   double reserved_bytes = 0.0;  // of that, what CUDA and NCCL take
   double dollars_per_gpu_hour = 0.0;
-  double peak_flop_per_second = 0.0;  // dense bfloat16, for MFU
+  double peak_flop_per_second = 0.0;    // dense bfloat16, for MFU
+  std::vector<std::string> precisions;  // that have kernels on its GPUs, as in_precision() names them
   int num_sms = 0;
   double seconds_per_transfer = 0.0;  // of a collective, besides its bytes
   double seconds_per_dispatch = 0.0;  // of a dispatcher's call, besides its bytes

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <future>
 #include <mutex>
@@ -17,6 +18,8 @@ struct Degrees {
 
 /// This many degrees, the fastest in the first round, are tried with all schedules, modes and micro-batches.
 constexpr std::size_t kKept = 12;
+/// This many degrees with a micro-batch, the fastest in the second round, are tried in all precisions.
+constexpr std::size_t kKeptForPrecisions = 6;
 
 constexpr std::int64_t kMicroBatches[] = {1, 2, 4};  // sequences
 // Modes are in the order of the memory that they take. The first schedule takes least.
@@ -41,9 +44,10 @@ std::vector<Degrees> degrees_of(const LayoutSearch& search) {
   return all;
 }
 
-JobConfig config_of(const LayoutSearch& search, const Degrees& degrees, std::int64_t micro_batch,
-                    std::int64_t sequences) {
-  JobConfig config = search.job;
+/// Returns the job with these degrees. `job` is search.job in some precision.
+JobConfig config_of(const LayoutSearch& search, const JobConfig& job, const Degrees& degrees,
+                    std::int64_t micro_batch) {
+  JobConfig config = job;
   auto& parallelism = config.parallelism;
   parallelism.pipeline_parallel_degree = degrees.pp;
   parallelism.tensor_parallel_degree = degrees.tp;
@@ -53,7 +57,6 @@ JobConfig config_of(const LayoutSearch& search, const Degrees& degrees, std::int
       parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect) {
     parallelism.expert_parallel_ranks_per_domain = search.cluster.gpus_per_domain;
   }
-  config.training.global_batch_size = sequences;
   config.training.local_batch_size = parallelism.pipeline_parallel_microbatch_size = micro_batch;
   return config;
 }
@@ -69,37 +72,67 @@ std::int64_t sequences_of(const LayoutSearch& search) {
 /// Plans layouts, from several threads.
 class Searcher {
  public:
-  explicit Searcher(const LayoutSearch& search) : search_(search), sequences_(sequences_of(search)) {}
+  explicit Searcher(const LayoutSearch& search)
+      : search_(search), capacity_factors_(search.capacity_factors), sequences_(sequences_of(search)) {
+    if (capacity_factors_.empty()) {
+      capacity_factors_ = {search.job.parallelism.expert_parallel_capacity_factor};
+    }
+    std::ranges::sort(capacity_factors_, gives_less_room);
+    for (const std::string& name : search.precisions) jobs_.push_back(in_precision(search.job, name));
+    if (jobs_.empty()) jobs_.push_back(search.job);
+    for (JobConfig& job : jobs_) {
+      job.training.global_batch_size = sequences_;
+      job.parallelism.expert_parallel_capacity_factor = capacity_factors_.front();
+    }
+  }
+
+  std::size_t num_precisions() const { return jobs_.size(); }
 
   /// Tries the degrees in the way that takes least memory. Returns the tokens per second and GPU, or 0 if that is not
   /// possible or does not fit.
-  double try_plainly(const Degrees& degrees) {
-    JobConfig config = config_of(search_, degrees, 1, sequences_);
+  double try_plainly(const Degrees& degrees, std::size_t precision) {
+    JobConfig config = config_of(search_, jobs_[precision], degrees, 1);
     config.parallelism.pipeline_parallel_schedule = name_of(PipelineScheduleKind::k1F1B);
     config.activation_checkpoint.mode = Recompute::kFull;
-    const std::optional<FoundLayout> layout = plan(config);
+    const std::optional<FoundLayout> layout = plan_to_fit(config);
     return layout ? layout->tokens_per_second_per_gpu : 0.0;
   }
 
-  /// Adds all layouts with these degrees and micro-batches that fit.
-  void try_all(const Degrees& degrees, std::int64_t micro_batch) {
+  /// Adds all layouts with these degrees and micro-batches that fit. Returns the largest tokens per second and GPU, or
+  /// 0 if none fits.
+  double try_all(const Degrees& degrees, std::int64_t micro_batch, std::size_t precision) {
+    double fastest = 0.0;
     for (const PipelineScheduleKind kind : kSchedules) {
-      JobConfig config = config_of(search_, degrees, micro_batch, sequences_);
+      JobConfig config = config_of(search_, jobs_[precision], degrees, micro_batch);
       config.parallelism.pipeline_parallel_schedule = name_of(kind);
       bool fits_any = false;
       for (const Recompute mode : kModes) {
         config.activation_checkpoint.mode = mode;
-        std::optional<FoundLayout> layout = plan(config);
+        std::optional<FoundLayout> layout = plan_to_fit(config);
         if (!layout) break;
         fits_any = true;
+        fastest = std::max(fastest, layout->tokens_per_second_per_gpu);
         const std::scoped_lock lock(mutex_);
         found_.fitting.push_back(std::move(*layout));
       }
-      if (degrees.pp == 1 || (kind == PipelineScheduleKind::k1F1B && !fits_any)) return;
+      if (degrees.pp == 1 || (kind == PipelineScheduleKind::k1F1B && !fits_any)) break;
     }
+    return fastest;
   }
 
-  FoundLayouts result() && {
+  /// Gives the layout the largest capacity factor with which it fits.
+  void give_room(FoundLayout& layout) {
+    for (auto factor = capacity_factors_.rbegin(); factor != capacity_factors_.rend(); ++factor) {
+      layout.config.parallelism.expert_parallel_capacity_factor = *factor;
+      const std::optional<FoundLayout> planned = plan(layout.config);
+      if (!planned || planned->memory_bytes > search_.cluster.memory_bytes) continue;
+      layout.most_room_bytes = planned->memory_bytes;
+      return;
+    }
+    TESSERA_CHECK(false, "{}", layout.memory_bytes);
+  }
+
+  FoundLayouts result() {
     require(!found_.fitting.empty() || found_.num_too_large > 0, "no layout is possible: {}", first_error_);
     std::ranges::sort(found_.fitting, [](const FoundLayout& a, const FoundLayout& b) {
       return std::pair(-a.tokens_per_second_per_gpu, a.memory_bytes) <
@@ -110,22 +143,31 @@ class Searcher {
 
  private:
   /// Returns nothing if the layout is not possible, or does not fit.
+  std::optional<FoundLayout> plan_to_fit(JobConfig& config) {
+    std::optional<FoundLayout> layout = plan(config);
+    if (layout && layout->memory_bytes <= search_.cluster.memory_bytes) return layout;
+    if (layout && config.quantize.keep_weights && !config.model.converters.empty()) {
+      config.quantize.keep_weights = false;
+      layout = plan(config);
+      if (layout && layout->memory_bytes <= search_.cluster.memory_bytes) return layout;
+    }
+    const std::scoped_lock lock(mutex_);
+    if (layout) ++found_.num_too_large;
+    return std::nullopt;
+  }
+
+  /// Returns nothing if the layout is not possible.
   std::optional<FoundLayout> plan(const JobConfig& config) {
     try {
       config.validate();
       const MeshDegrees degrees = resolve(config.mesh_degrees(), search_.num_ranks);
       config.validate_on(degrees);
       const RunForecast forecast = forecast_run({config, search_.device, degrees}, search_.cluster, search_.routing);
-      const double memory = static_cast<double>(forecast.memory.total()) + search_.cluster.reserved_bytes;
-      if (memory <= search_.cluster.memory_bytes) {
-        const double bubble = forecast.step.ranks[forecast.step.slowest].bubble_seconds;
-        return FoundLayout{.config = config,
-                           .tokens_per_second_per_gpu = forecast.tokens_per_second_per_gpu(),
-                           .memory_bytes = memory,
-                           .bubble = bubble / forecast.seconds};
-      }
-      const std::scoped_lock lock(mutex_);
-      ++found_.num_too_large;
+      const double bubble = forecast.step.ranks[forecast.step.slowest].bubble_seconds;
+      return FoundLayout{.config = config,
+                         .tokens_per_second_per_gpu = forecast.tokens_per_second_per_gpu(),
+                         .memory_bytes = static_cast<double>(forecast.memory.total()) + search_.cluster.reserved_bytes,
+                         .bubble = bubble / forecast.seconds};
     } catch (const MissingRate&) {
       throw;
     } catch (const Error& error) {
@@ -136,40 +178,84 @@ class Searcher {
   }
 
   const LayoutSearch& search_;
+  std::vector<double> capacity_factors_;  // the least first
   std::int64_t sequences_;
+  std::vector<JobConfig> jobs_;  // by precision
   std::mutex mutex_;
   FoundLayouts found_;
   std::string first_error_;
 };
+
+/// Returns the indices of the largest numbers, largest first, without those of zeros.
+std::vector<std::size_t> largest(const std::vector<double>& numbers, std::size_t most) {
+  std::vector<std::size_t> order(numbers.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::erase_if(order, [&](std::size_t i) { return numbers[i] == 0.0; });
+  std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return numbers[i]; });
+  order.resize(std::min(order.size(), most));
+  return order;
+}
+
+/// Returns which of the layouts, the fastest first, no other one beats in both speed and memory.
+std::vector<std::size_t> indices_of_frontier(const std::vector<FoundLayout>& fastest_first) {
+  std::vector<std::size_t> result;
+  for (std::size_t i = 0; i < fastest_first.size(); ++i) {
+    if (result.empty() || fastest_first[i].memory_bytes < fastest_first[result.back()].memory_bytes) {
+      result.push_back(i);
+    }
+  }
+  return result;
+}
 
 }  // namespace
 
 FoundLayouts search_layouts(const LayoutSearch& search) {
   const std::vector<Degrees> all = degrees_of(search);
   Searcher searcher(search);
-  /// Calls work(i) for each i below `count`, from all threads.
+  /// Calls work(i) for each i below `count`, from all threads. Returns the results.
   const auto for_each = [&](std::size_t count, const auto& work) {
+    std::vector<double> results(count);
     std::atomic<std::size_t> next = 0;
     const auto run = [&] {
-      for (std::size_t i = next++; i < count; i = next++) work(i);
+      for (std::size_t i = next++; i < count; i = next++) results[i] = work(i);
     };
     std::vector<std::future<void>> others;
     for (int i = 1; i < search.num_threads; ++i) others.push_back(std::async(std::launch::async, run));
     run();
     for (std::future<void>& other : others) other.get();
+    return results;
   };
-  std::vector<double> rates(all.size());
-  for_each(all.size(), [&](std::size_t i) { rates[i] = searcher.try_plainly(all[i]); });
-  std::vector<std::size_t> order(all.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::erase_if(order, [&](std::size_t i) { return rates[i] == 0.0; });
-  std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return rates[i]; });
-  order.resize(std::min(order.size(), kKept));
+  const std::vector<double> plainly =
+      for_each(all.size(), [&](std::size_t i) { return searcher.try_plainly(all[i], 0); });
+  const std::vector<std::size_t> kept = largest(plainly, kKept);
+  if (kept.empty()) return searcher.result();
+  const std::size_t num_precisions = searcher.num_precisions();
+  const std::vector<double> by_precision = for_each(
+      num_precisions, [&](std::size_t p) { return p == 0 ? plainly[kept[0]] : searcher.try_plainly(all[kept[0]], p); });
+  const std::size_t fastest = largest(by_precision, 1).front();
   const auto num_batches = static_cast<std::size_t>(std::size(kMicroBatches));
-  for_each(order.size() * num_batches,
-           [&](std::size_t i) { searcher.try_all(all[order[i / num_batches]], kMicroBatches[i % num_batches]); });
-  return std::move(searcher).result();
+  const std::vector<double> rates = for_each(kept.size() * num_batches, [&](std::size_t i) {
+    return searcher.try_all(all[kept[i / num_batches]], kMicroBatches[i % num_batches], fastest);
+  });
+  const std::vector<std::size_t> repeated = largest(rates, kKeptForPrecisions);
+  for_each(repeated.size() * num_precisions, [&](std::size_t i) {
+    const std::size_t idx = repeated[i / num_precisions], precision = i % num_precisions;
+    if (precision == fastest) return 0.0;
+    return searcher.try_all(all[kept[idx / num_batches]], kMicroBatches[idx % num_batches], precision);
+  });
+  FoundLayouts found = searcher.result();
+  std::vector<std::size_t> shown = indices_of_frontier(found.fitting);
+  for (std::size_t i = 0; i < std::min(found.fitting.size(), static_cast<std::size_t>(search.num_shown)); ++i) {
+    if (std::ranges::count(shown, i) == 0) shown.push_back(i);
+  }
+  for_each(shown.size(), [&](std::size_t i) {
+    searcher.give_room(found.fitting[shown[i]]);
+    return 0.0;
+  });
+  return found;
 }
+
+bool gives_less_room(double a, double b) { return (a == 0.0 ? HUGE_VAL : a) < (b == 0.0 ? HUGE_VAL : b); }
 
 std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, RoutingKind routing) {
   constexpr double kFaster = 1.1;
@@ -209,9 +295,7 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
 
 std::vector<FoundLayout> frontier(const std::vector<FoundLayout>& fastest_first) {
   std::vector<FoundLayout> result;
-  for (const FoundLayout& layout : fastest_first) {
-    if (result.empty() || layout.memory_bytes < result.back().memory_bytes) result.push_back(layout);
-  }
+  for (const std::size_t i : indices_of_frontier(fastest_first)) result.push_back(fastest_first[i]);
   return result;
 }
 

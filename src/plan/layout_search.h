@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/precision_choice.h"
 #include "plan/run_forecast.h"
 
 namespace tessera {
@@ -14,15 +15,19 @@ struct LayoutSearch {
   std::int64_t num_ranks = 1;
   const Cluster& cluster;
   RoutingKind routing = RoutingKind::kUniform;
+  std::vector<std::string> precisions = {};   // names for in_precision(); empty: the job's own
+  std::vector<double> capacity_factors = {};  // of expert_parallel_capacity_factor; empty: the job's own
+  int num_shown = 0;              // the fastest so many get FoundLayout::most_room_bytes, as does the frontier
   Device device = Device::kCuda;  // whose operators are planned
   int num_threads = 1;
 };
 
 struct FoundLayout {
-  JobConfig config;
+  JobConfig config;  // with the least capacity factor, or with the largest one that fits if most_room_bytes is not 0
   double tokens_per_second_per_gpu = 0.0;
-  double memory_bytes = 0.0;  // of the rank that takes most, with Cluster::reserved_bytes
-  double bubble = 0.0;        // of the slowest rank, as a part of the step
+  double memory_bytes = 0.0;     // with the least factor: of the rank that takes most, with Cluster::reserved_bytes
+  double most_room_bytes = 0.0;  // the same with the largest factor that fits
+  double bubble = 0.0;           // of the slowest rank, as a part of the step
 };
 
 struct FoundLayouts {
@@ -32,10 +37,17 @@ struct FoundLayouts {
 
 /// Searches the degrees of tensor, pipeline and expert parallelism: powers of two, of which tensor parallelism stays
 /// within a domain. First all degrees are planned with 1F1B, full recomputation and micro-batches of one sequence,
-/// which take least memory. The twelve fastest of these are then planned with all schedules, modes and micro-batches
-/// of 1, 2 and 4 sequences. Modes that take more memory are left out where one that takes less does not fit. All
-/// layouts have job's sequences per step. Throws Error if no layout is possible at all.
+/// which take least memory, in the first precision. The twelve fastest of these are then planned with all schedules,
+/// modes and micro-batches of 1, 2 and 4 sequences, in the precision that is fastest for the fastest degrees. At last
+/// the other precisions are planned in the same way, for the degrees and micro-batches that were the six fastest.
+/// Modes that take more memory are left out where one that takes less does not fit. Weights are quantized for each
+/// pass (quantize.keep_weights) where a layout does not fit otherwise. Plans have the least capacity factor: a larger
+/// one takes more memory, and the same time. All layouts have job's sequences per step. Throws Error if no layout is
+/// possible at all.
 FoundLayouts search_layouts(const LayoutSearch& search);
+
+/// Orders capacity factors by the room that they give. 0 stands for any load.
+bool gives_less_room(double a, double b);
 
 /// Says how much faster a run would be if something of the cluster were better.
 struct Sensitivity {

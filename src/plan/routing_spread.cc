@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
-#include <set>
 
 #include "base/error.h"
 
@@ -12,42 +11,60 @@ namespace {
 
 constexpr std::int64_t kTokens = 4096;
 
-/// Moves `count` different random numbers of `all` to its front.
-void draw(std::vector<std::int64_t>& all, std::int64_t count, std::mt19937_64& random) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto rest = static_cast<std::uint64_t>(all.size()) - static_cast<std::uint64_t>(i);
-    std::swap(all[static_cast<std::size_t>(i)],
-              all[static_cast<std::size_t>(i) + static_cast<std::size_t>(random() % rest)]);
+/// Draws different numbers below `end`.
+class Urn {
+ public:
+  explicit Urn(std::int64_t end) : numbers_(static_cast<std::size_t>(end)) {
+    std::iota(numbers_.begin(), numbers_.end(), std::int64_t{0});
   }
-}
 
-std::vector<std::int64_t> numbers_below(std::int64_t end) {
-  std::vector<std::int64_t> numbers(static_cast<std::size_t>(end));
-  std::iota(numbers.begin(), numbers.end(), std::int64_t{0});
-  return numbers;
-}
+  std::vector<std::int64_t> draw(std::int64_t count, std::mt19937_64& random) {
+    std::vector<std::size_t> swapped;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+      swapped.push_back(i + static_cast<std::size_t>(random() % (numbers_.size() - i)));
+      std::swap(numbers_[i], numbers_[swapped.back()]);
+    }
+    const std::vector<std::int64_t> drawn(numbers_.begin(), numbers_.begin() + count);
+    for (std::size_t i = swapped.size(); i-- > 0;) std::swap(numbers_[i], numbers_[swapped[i]]);
+    return drawn;
+  }
 
-std::vector<std::int64_t> choices_of(const RoutingQuestion& question, std::int64_t token, std::mt19937_64& random) {
-  const std::int64_t experts = question.num_experts, top_k = question.top_k;
-  std::vector<std::int64_t> choices;
-  if (question.kind == RoutingKind::kForced) {
-    for (std::int64_t k = 0; k < top_k; ++k) choices.push_back((token * top_k + k) % experts);
+ private:
+  std::vector<std::int64_t> numbers_;  // in order, but while it draws
+};
+
+/// Chooses experts for one token after the other.
+class Chooser {
+ public:
+  explicit Chooser(const RoutingQuestion& question)
+      : question_(question),
+        groups_(question.num_groups),
+        experts_(question.kind == RoutingKind::kGroups
+                     ? question.num_limited_groups * (question.num_experts / question.num_groups)
+                     : question.num_experts) {}
+
+  std::vector<std::int64_t> choose() {
+    const std::int64_t experts = question_.num_experts, top_k = question_.top_k, token = num_tokens_++;
+    if (question_.kind == RoutingKind::kForced) {
+      std::vector<std::int64_t> choices;
+      for (std::int64_t k = 0; k < top_k; ++k) choices.push_back((token * top_k + k) % experts);
+      return choices;
+    }
+    if (question_.kind == RoutingKind::kUniform) return experts_.draw(top_k, random_);
+    const std::vector<std::int64_t> groups = groups_.draw(question_.num_limited_groups, random_);
+    std::vector<std::int64_t> choices = experts_.draw(top_k, random_);
+    const std::int64_t size = experts / question_.num_groups;
+    for (std::int64_t& choice : choices)
+      choice = groups[static_cast<std::size_t>(choice / size)] * size + choice % size;
     return choices;
   }
-  std::vector<std::int64_t> candidates = numbers_below(experts);
-  if (question.kind == RoutingKind::kGroups) {
-    std::vector<std::int64_t> groups = numbers_below(question.num_groups);
-    draw(groups, question.num_limited_groups, random);
-    candidates.clear();
-    const std::int64_t size = experts / question.num_groups;
-    for (std::int64_t g = 0; g < question.num_limited_groups; ++g) {
-      for (std::int64_t i = 0; i < size; ++i) candidates.push_back(groups[static_cast<std::size_t>(g)] * size + i);
-    }
-  }
-  draw(candidates, top_k, random);
-  candidates.resize(static_cast<std::size_t>(top_k));
-  return candidates;
-}
+
+ private:
+  const RoutingQuestion& question_;
+  Urn groups_, experts_;  // of the groups that were drawn, the experts
+  std::mt19937_64 random_{0};
+  std::int64_t num_tokens_ = 0;
+};
 
 }  // namespace
 
@@ -64,12 +81,12 @@ RoutingSpread spread_of(const RoutingQuestion& question) {
                 "{} experts, top {}, {} ranks", question.num_experts, question.top_k, num_ranks);
   const std::int64_t experts_per_rank = question.num_experts / num_ranks;
   const std::int64_t home = question.domain_of_rank.front();
-  std::mt19937_64 random(0);
+  Chooser chooser(question);
   RoutingSpread sum;
   for (std::int64_t token = 0; token < kTokens; ++token) {
-    std::set<std::int64_t> ranks, domains;
+    std::vector<std::int64_t> ranks, domains;
     bool is_at_home = false;
-    for (const std::int64_t expert : choices_of(question, token, random)) {
+    for (const std::int64_t expert : chooser.choose()) {
       const std::int64_t rank = expert / experts_per_rank;
       const std::int64_t domain = question.domain_of_rank[static_cast<std::size_t>(rank)];
       if (rank == 0) {
@@ -78,9 +95,10 @@ RoutingSpread spread_of(const RoutingQuestion& question) {
       }
       sum.choices_away += 1.0;
       sum.choices_elsewhere += domain == home ? 0.0 : 1.0;
-      if (!ranks.insert(rank).second) continue;
+      if (std::ranges::count(ranks, rank) > 0) continue;
+      ranks.push_back(rank);
       (domain == home ? sum.ranks_in_domain : sum.ranks_elsewhere) += 1.0;
-      if (domain != home) domains.insert(domain);
+      if (domain != home && std::ranges::count(domains, domain) == 0) domains.push_back(domain);
     }
     sum.own_rank += is_at_home ? 1.0 : 0.0;
     sum.other_domains += static_cast<double>(domains.size());

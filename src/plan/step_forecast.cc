@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "parallel/pipeline_timing.h"
@@ -61,11 +63,9 @@ class RankFold {
 
  private:
   ForecastLine& line(const std::string& pass, const std::string& name, bool is_transfer) {
+    const auto [number, is_new] = line_of_pass_[pass].try_emplace(name, result_.lines.size());
+    if (!is_new) return result_.lines[number->second];
     const auto [stage, kind] = parts_of(pass);
-    const auto found = std::ranges::find_if(result_.lines, [&, stage = stage, kind = kind](const ForecastLine& one) {
-      return one.stage == stage && one.pass == kind && one.name == name;
-    });
-    if (found != result_.lines.end()) return *found;
     return result_.lines.emplace_back(
         ForecastLine{.stage = stage, .pass = std::string(kind), .name = name, .is_transfer = is_transfer});
   }
@@ -89,16 +89,35 @@ class RankFold {
     return kind == "forward" ? found->forward : kind == "backward" ? found->backward : found->weight_gradients;
   }
 
+  /// Describes what calls of an operator cost in a step's first micro-batch and in later ones.
+  struct KnownCall {
+    const RecordedOperator* call;
+    OperatorTime first, later;
+    double flop;
+  };
+
+  /// Layers repeat calls, and a look is faster than the search for a rate.
+  const KnownCall& known(const RecordedOperator& call) {
+    std::deque<KnownCall>& of_name = known_calls_[call.name];
+    const auto found =
+        std::ranges::find_if(of_name, [&](const KnownCall& one) { return one.call->is_same_call(call); });
+    if (found != of_name.end()) return *found;
+    const OperatorTime first = times_.of_operator(call);
+    const bool repeats = !is_once(call.pass) && micro_batches_ > 1.0;
+    const OperatorTime later = repeats ? times_.of_operator(in_later_micro_batch(call)) : first;
+    return of_name.emplace_back(KnownCall{&call, first, later, work_of(call)[OperatorWork::kFlop]});
+  }
+
   void add(const RecordedOperator& call) {
     const double count = is_once(call.pass) ? 1.0 : micro_batches_;
-    const OperatorTime first = times_.of_operator(call);
-    const OperatorTime later = count > 1.0 ? times_.of_operator(in_later_micro_batch(call)) : first;
+    const KnownCall& one = known(call);
+    const OperatorTime &first = one.first, &later = one.later;
     const double seconds = first.seconds + (count - 1.0) * later.seconds;
     begin_.push_back(begin_.back() + seconds / count);
     ForecastLine& of_name = line(call.pass, call.name, false);
     of_name.num_calls += static_cast<std::size_t>(count);
     of_name.seconds += seconds;
-    of_name.flop += count * work_of(call)[OperatorWork::kFlop];
+    of_name.flop += count * one.flop;
     of_name.error_seconds += first.error * first.seconds + (count - 1.0) * later.error * later.seconds;
     of_name.is_extrapolated |= first.is_extrapolated || later.is_extrapolated;
     add_to_pass(call.pass, seconds + count * times_.seconds_per_operator);
@@ -193,6 +212,8 @@ class RankFold {
   bool gathers_once_;
   const StepTimes& times_;
   RankForecast result_;
+  std::unordered_map<std::string, std::unordered_map<std::string, std::size_t>> line_of_pass_;  // by name
+  std::unordered_map<std::string, std::deque<KnownCall>> known_calls_;                          // by name
   std::vector<double> begin_ = {0.0};  // of each operator, and the end of the last one, with operators alone
   double num_calls_ = 0.0;
   std::map<std::string, double> calls_of_pass_;

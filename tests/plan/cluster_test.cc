@@ -19,6 +19,7 @@ sms = 100
 memory_gib = 8
 reserved_gib = 1
 peak_tflop_per_s = 100
+precisions = ["bf16"]
 dollars_per_gpu_hour = 2
 microseconds_per_transfer = 10
 microseconds_per_dispatch = 20

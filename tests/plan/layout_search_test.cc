@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
 #include <span>
 
 #include "base/median.h"
@@ -18,6 +22,10 @@ JobConfig config_to_search(const std::vector<std::string>& overrides = {}) {
 [training]
 global_batch_size = 16
 seq_len = 32
+[quantize.linear.mx]
+unaligned = "bf16"
+[quantize.grouped_mm.mx]
+unaligned = "bf16"
 )";
   return parse_job_config(kToml, overrides);
 }
@@ -35,9 +43,23 @@ Cluster cluster_of(double memory_bytes) {
   return cluster;
 }
 
-/// Returns the speed of every layout of 4 ranks, and its memory, without a search.
-std::vector<std::pair<double, double>> all_layouts(const Cluster& cluster) {
-  std::vector<std::pair<double, double>> found;
+using SpeedAndMemory = std::pair<double, double>;  // the speed negated, so that the fastest come first
+
+const std::vector<double> kFactors = {1.5, 1.1};
+
+std::optional<SpeedAndMemory> plan_alone(const JobConfig& job, const Cluster& cluster) {
+  const MeshDegrees degrees = resolve(job.mesh_degrees(), 4);
+  job.validate_on(degrees);
+  const RunForecast forecast = forecast_run({job, Device::kCpu, degrees}, cluster, RoutingKind::kUniform);
+  const auto memory = static_cast<double>(forecast.memory.total());
+  if (memory > cluster.memory_bytes) return std::nullopt;
+  return SpeedAndMemory{-forecast.tokens_per_second_per_gpu(), memory};
+}
+
+/// Returns the speed and the memory of every layout of 4 ranks, without a search. Weights are quantized for each pass
+/// where a layout does not fit otherwise.
+std::vector<SpeedAndMemory> all_layouts(const Cluster& cluster, const std::string& precision) {
+  std::vector<SpeedAndMemory> found;
   for (const char* degrees :
        {"1 1 1", "1 1 2", "1 1 4", "1 2 1", "1 2 2", "1 2 4", "2 1 1", "2 1 2", "2 2 1", "2 2 2", "4 1 1"}) {
     const std::string pp(degrees, 1), tp(degrees + 2, 1), ep(degrees + 4, 1);
@@ -45,19 +67,23 @@ std::vector<std::pair<double, double>> all_layouts(const Cluster& cluster) {
       for (const char* schedule : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
         if (pp == "1" && schedule != std::string("1F1B")) continue;
         for (const char* mode : {"none", "selective", "full"}) {
+          JobConfig job = in_precision(
+              config_to_search(
+                  {"--parallelism.pipeline_parallel_degree=" + pp, "--parallelism.tensor_parallel_degree=" + tp,
+                   "--parallelism.expert_parallel_degree=" + ep, "--parallelism.expert_parallel_capacity_factor=1.1",
+                   std::string("--training.local_batch_size=") + batch,
+                   std::string("--parallelism.pipeline_parallel_microbatch_size=") + batch,
+                   std::string("--parallelism.pipeline_parallel_schedule=") + schedule,
+                   std::string("--activation_checkpoint.mode=") + mode}),
+              precision);
           try {
-            const JobConfig job = config_to_search(
-                {"--parallelism.pipeline_parallel_degree=" + pp, "--parallelism.tensor_parallel_degree=" + tp,
-                 "--parallelism.expert_parallel_degree=" + ep, std::string("--training.local_batch_size=") + batch,
-                 std::string("--parallelism.pipeline_parallel_microbatch_size=") + batch,
-                 std::string("--parallelism.pipeline_parallel_schedule=") + schedule,
-                 std::string("--activation_checkpoint.mode=") + mode});
             job.validate();
-            const MeshDegrees resolved = resolve(job.mesh_degrees(), 4);
-            job.validate_on(resolved);
-            const RunForecast forecast = forecast_run({job, Device::kCpu, resolved}, cluster, RoutingKind::kUniform);
-            if (static_cast<double>(forecast.memory.total()) > cluster.memory_bytes) continue;
-            found.emplace_back(-forecast.tokens_per_second_per_gpu(), static_cast<double>(forecast.memory.total()));
+            std::optional<SpeedAndMemory> layout = plan_alone(job, cluster);
+            if (!layout && precision != "bf16") {
+              job.quantize.keep_weights = false;
+              layout = plan_alone(job, cluster);
+            }
+            if (layout) found.push_back(*layout);
           } catch (const Error&) {
             continue;  // no such layout
           }
@@ -69,32 +95,91 @@ std::vector<std::pair<double, double>> all_layouts(const Cluster& cluster) {
   return found;
 }
 
+std::vector<SpeedAndMemory> in_numbers(const std::vector<FoundLayout>& layouts) {
+  std::vector<SpeedAndMemory> numbers;
+  for (const FoundLayout& layout : layouts) {
+    numbers.emplace_back(-layout.tokens_per_second_per_gpu, layout.memory_bytes);
+  }
+  return numbers;
+}
+
+std::vector<FoundLayout> of_precision(const std::vector<FoundLayout>& layouts, const std::string& precision) {
+  std::vector<FoundLayout> result;
+  std::ranges::copy_if(layouts, std::back_inserter(result),
+                       [&](const FoundLayout& layout) { return precision_of(layout.config) == precision; });
+  return result;
+}
+
 TEST(LayoutSearch, FindsWhatTryingAllFinds) {
   const JobConfig job = config_to_search();
-  // Half of the layouts fit the second one. What they take depends on the machine's threads.
   std::vector<double> sizes;
-  for (const auto& [speed, bytes] : all_layouts(cluster_of(1e12))) sizes.push_back(bytes);
+  for (const auto& [speed, bytes] : all_layouts(cluster_of(1e12), "bf16")) sizes.push_back(bytes);
+  // Half of the layouts fit the second one. What they take depends on the machine's threads.
   for (const double memory : {1e12, median(sizes)}) {
+    SCOPED_TRACE(memory);
     const Cluster cluster = cluster_of(memory);
-    const FoundLayouts found =
-        search_layouts({.job = job, .num_ranks = 4, .cluster = cluster, .device = Device::kCpu, .num_threads = 2});
-    std::vector<std::pair<double, double>> speeds;
-    for (const FoundLayout& layout : found.fitting) {
-      speeds.emplace_back(-layout.tokens_per_second_per_gpu, layout.memory_bytes);
+    const FoundLayouts found = search_layouts({.job = job,
+                                               .num_ranks = 4,
+                                               .cluster = cluster,
+                                               .precisions = {"bf16", "mxfp8"},
+                                               .capacity_factors = kFactors,
+                                               .num_shown = 3,
+                                               .device = Device::kCpu,
+                                               .num_threads = 2});
+    const bool all_fit = memory > 1e9;
+    EXPECT_EQ(found.num_too_large == 0, all_fit);
+    std::vector<FoundLayout> expected;  // of all precisions
+    for (const char* precision : {"bf16", "mxfp8"}) {
+      SCOPED_TRACE(precision);
+      const std::vector<SpeedAndMemory> all = all_layouts(cluster, precision);
+      const std::vector<SpeedAndMemory> speeds = in_numbers(of_precision(found.fitting, precision));
+      ASSERT_GT(all.size(), 3u);
+      ASSERT_GT(speeds.size(), 3u);
+      EXPECT_EQ(speeds.front(), all.front());
+      // Where all fit, the fastest precision is searched in full. The others are not, and where not all fit, modes and
+      // schedules that take more memory are not tried where one that takes less does not fit.
+      EXPECT_TRUE(std::ranges::includes(all, speeds));
+      const bool is_fastest = precision_of(found.fitting.front().config) == precision;
+      if (all_fit) {
+        EXPECT_EQ(speeds.size() == all.size(), is_fastest);
+      }
+      for (const auto& [speed, bytes] : all) {
+        expected.push_back({.config = {}, .tokens_per_second_per_gpu = -speed, .memory_bytes = bytes});
+      }
     }
-    const auto expected = all_layouts(cluster);
-    ASSERT_GT(expected.size(), 3u);
-    if (memory > 1e9) {
-      EXPECT_EQ(speeds, expected);
-      EXPECT_EQ(found.num_too_large, 0u);
-      continue;
-    }
-    // Modes and schedules that take more memory are not tried where one that takes less does not fit.
-    EXPECT_EQ(speeds.front(), expected.front());
-    EXPECT_LT(speeds.size(), all_layouts(cluster_of(1e12)).size());
-    EXPECT_GT(found.num_too_large, 0u);
-    for (const auto& [speed, bytes] : speeds) EXPECT_LE(bytes, memory);
+    std::ranges::sort(expected, {}, [](const FoundLayout& layout) {
+      return std::pair(-layout.tokens_per_second_per_gpu, layout.memory_bytes);
+    });
+    EXPECT_EQ(in_numbers(frontier(found.fitting)), in_numbers(frontier(expected)));
   }
+}
+
+TEST(LayoutSearch, ShownLayoutsHaveTheMostRoomThatFits) {
+  const JobConfig job = config_to_search();
+  const auto search = [&](double memory) {
+    const Cluster cluster = cluster_of(memory);
+    return search_layouts({.job = job,
+                           .num_ranks = 4,
+                           .cluster = cluster,
+                           .capacity_factors = kFactors,
+                           .num_shown = 1000,
+                           .device = Device::kCpu});
+  };
+  const FoundLayouts roomy = search(1e12);
+  double largest = 0.0;
+  for (const FoundLayout& layout : roomy.fitting) {
+    EXPECT_EQ(layout.config.parallelism.expert_parallel_capacity_factor, 1.5);
+    EXPECT_GE(layout.most_room_bytes, layout.memory_bytes);
+    if (layout.config.parallelism.expert_parallel_degree > 1) largest = std::max(largest, layout.most_room_bytes);
+  }
+  std::set<double> factors;
+  const FoundLayouts tight = search(largest - 1.0);
+  for (const FoundLayout& layout : tight.fitting) {
+    factors.insert(layout.config.parallelism.expert_parallel_capacity_factor);
+    EXPECT_LT(layout.most_room_bytes, largest);
+    EXPECT_EQ(plan_alone(layout.config, cluster_of(1e12))->second, layout.most_room_bytes);
+  }
+  EXPECT_EQ(factors, std::set<double>(kFactors.begin(), kFactors.end()));
 }
 
 TEST(LayoutSearch, TheFrontierHasWhatNothingBeats) {

@@ -1,11 +1,11 @@
 // Compares the operators of measured steps with predictions.
-#include "plan/step_comparison.h"
+#include "plan/measure/step_comparison.h"
 
 #include <gtest/gtest.h>
 
 #include "config/job_config.h"
 #include "device/cuda.h"
-#include "plan/random_steps.h"
+#include "plan/measure/random_steps.h"
 #include "tests/step/small_model.h"
 
 namespace tessera {

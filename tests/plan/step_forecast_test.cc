@@ -6,8 +6,8 @@
 #include <set>
 
 #include "config/job_config.h"
-#include "plan/calibrate.h"
-#include "plan/random_steps.h"
+#include "plan/measure/calibrate.h"
+#include "plan/measure/random_steps.h"
 #include "step/training_step.h"
 #include "tests/expect_error.h"
 #include "tests/step/small_model.h"

@@ -182,14 +182,16 @@ std::string validation_figure(const std::vector<ValidatedRun>& runs) {
 
 std::string layouts_table(const std::vector<FoundLayout>& layouts) {
   constexpr std::size_t kMost = 12;
-  TableRows rows = {{"tokens/s per GPU", "memory", "pp", "tp", "ep", "batch", "schedule", "bubble"}};
+  TableRows rows = {
+      {"tokens/s per GPU", "memory", "pp", "tp", "ep", "batch", "schedule", "precision", "capacity", "bubble"}};
   for (const FoundLayout& layout : std::span(layouts).first(std::min(kMost, layouts.size()))) {
     const auto& p = layout.config.parallelism;
     rows.push_back({fmt::format("{:.0f}", layout.tokens_per_second_per_gpu),
                     format_gib(static_cast<std::size_t>(layout.memory_bytes)),
                     std::to_string(p.pipeline_parallel_degree), std::to_string(p.tensor_parallel_degree),
                     std::to_string(p.expert_parallel_degree), std::to_string(layout.config.micro_batch_size()),
-                    p.pipeline_parallel_degree > 1 ? p.pipeline_parallel_schedule : "-",
+                    p.pipeline_parallel_degree > 1 ? p.pipeline_parallel_schedule : "-", precision_of(layout.config),
+                    fmt::format("{:g}", p.expert_parallel_capacity_factor),
                     fmt::format("{:.1f} %", 100.0 * layout.bubble)});
   }
   return "<h2>The fastest layouts</h2>\n" + html_table(rows);

@@ -1,4 +1,4 @@
-#include "plan/calibrate.h"
+#include "plan/measure/calibrate.h"
 
 #include <fmt/chrono.h>
 
@@ -11,7 +11,7 @@
 #include "base/version.h"
 #include "config/job_config.h"
 #include "ops/runtime/inventory.h"
-#include "plan/random_steps.h"
+#include "plan/measure/random_steps.h"
 #include "run/record/run_info.h"
 #include "step/training_step.h"
 #include "tensor/parallel.h"

@@ -1,4 +1,4 @@
-#include "plan/random_steps.h"
+#include "plan/measure/random_steps.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "plan/step_comparison.h"
+#include "plan/measure/step_comparison.h"
 
 #include <algorithm>
 #include <cmath>

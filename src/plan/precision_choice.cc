@@ -1,0 +1,48 @@
+#include "plan/precision_choice.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kBf16 = "bf16";
+constexpr std::pair<const char*, Recipe> kRecipes[] = {{"mxfp8", Recipe::kMxfp8},
+                                                       {"fp8_blockwise", Recipe::kFp8Blockwise}};
+
+}  // namespace
+
+std::string precision_of(const JobConfig& job) {
+  if (job.training.mixed_precision_param != DType::kBFloat16) return kConfiguredPrecision;
+  const Recipes recipes = job.recipes();
+  if (!recipes.linear && !recipes.grouped_mm) return kBf16;
+  for (const auto& [name, recipe] : kRecipes) {
+    if (recipes.linear && recipes.grouped_mm && recipes.linear->recipe == recipe &&
+        recipes.grouped_mm->recipe == recipe) {
+      return name;
+    }
+  }
+  return kConfiguredPrecision;
+}
+
+JobConfig in_precision(const JobConfig& job, const std::string& name) {
+  if (name == precision_of(job)) return job;
+  JobConfig result = job;
+  result.training.mixed_precision_param = DType::kBFloat16;
+  result.model.converters.clear();
+  if (name == kBf16) return result;
+  const auto recipe = std::ranges::find(kRecipes, name, [](const auto& one) { return std::string(one.first); });
+  require(recipe != std::end(kRecipes), "no precision '{}': bf16, mxfp8 and fp8_blockwise are known", name);
+  result.model.converters = {std::string(kLinearConverter), std::string(kGroupedConverter)};
+  for (RecipeOptions* options : {&result.quantize_mx.linear, &result.quantize_mx.grouped_mm}) {
+    options->recipe = recipe->second;
+    options->scaling_mode = std::nullopt;
+    options->block_shape = BlockChoice::kOfRecipe;
+  }
+  return result;
+}
+
+}  // namespace tessera
