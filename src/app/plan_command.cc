@@ -184,6 +184,36 @@ Cluster cluster_with_engine(const std::string& cluster, const std::string& engin
   return machine;
 }
 
+/// Options that say how tokens choose experts.
+struct RoutingOptions {
+  std::string kind, loads;
+
+  void add_to(CLI::App& app) {
+    app.add_option("--routing", kind,
+                   "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
+    app.add_option("--loads", loads,
+                   "Loads of experts that a run has recorded: its folder or expert_loads.json (default: equal loads)");
+  }
+  RoutingKind kind_for(const JobConfig& job) const { return kind.empty() ? default_routing(job) : routing_kind(kind); }
+  std::optional<ExpertLoads> recorded() const {
+    return loads.empty() ? std::nullopt : std::optional(read_expert_loads(loads));
+  }
+};
+
+/// Returns a pointer to the loads, or null if there are none.
+const ExpertLoads* pointer_to(const std::optional<ExpertLoads>& loads) { return loads ? &*loads : nullptr; }
+
+void print_loads(const ExpertLoads& loads, const JobConfig& job) {
+  const BusiestRank busiest = busiest_rank(loads, job);
+  fmt::print("loads of step {}: the busiest rank has {:.2f} times the mean of its group, and {:.2f} in {}\n",
+             loads.step, busiest.mean, busiest.most, busiest.layer);
+  const double factor = job.parallelism.expert_parallel_capacity_factor;
+  if (factor > 0.0 && busiest.most > factor) {
+    fmt::print("that is more than parallelism.expert_parallel_capacity_factor, {:g}: later rounds are not counted\n",
+               factor);
+  }
+}
+
 std::vector<ValidatedRun> validation_of(const std::string& path) {
   return path.empty() ? std::vector<ValidatedRun>() : read_validation(path);
 }
@@ -201,7 +231,8 @@ void write_page(const std::filesystem::path& path, const JobConfig& job, const M
 }
 
 struct TimeCommand {
-  std::string calibration, cluster, engine, routing, html, validation;
+  std::string calibration, cluster, engine, html, validation;
+  RoutingOptions routing;
   int num_ranks = 1;
   double tokens_of_run = 0.0;
   double hours_between_failures = 0.0, minutes_between_checkpoints = 10.0, restart_minutes = 2.0;
@@ -213,7 +244,8 @@ struct TimeCommand {
     job.validate();
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
-    require((engine.empty() && html.empty()) || !cluster.empty(), "--engine and --html need --cluster");
+    require((engine.empty() && html.empty() && routing.loads.empty()) || !cluster.empty(),
+            "--engine, --html and --loads need --cluster");
     cluster.empty() ? run_on_cpu(job) : run_on(cluster_with_engine(cluster, engine, job), job, degrees);
   }
 
@@ -236,9 +268,10 @@ struct TimeCommand {
 
   void run_on(const Cluster& machine, const JobConfig& job, const MeshDegrees& degrees) const {
     require(cuda::is_built(), "--cluster plans for GPUs, but {}", cuda::why_unavailable());
-    const RoutingKind kind = routing.empty() ? default_routing(job) : routing_kind(routing);
+    const std::optional<ExpertLoads> loads = routing.recorded();
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
-    const RunForecast forecast = forecast_run({job, Device::kCuda, degrees}, machine, kind, !page.empty());
+    const RunForecast forecast =
+        forecast_run({job, Device::kCuda, degrees}, machine, {routing.kind_for(job), pointer_to(loads)}, !page.empty());
     if (!page.empty()) write_page(page, job, degrees, machine, forecast, {}, validation);
     const double rate = forecast.tokens_per_second_per_gpu();
     const double mfu = rate * forecast.flop_per_token / machine.peak_flop_per_second;
@@ -257,6 +290,7 @@ struct TimeCommand {
     if (num_ranks > 1) fmt::print("{} x {}: {}\n\n", num_ranks, machine.name, describe(degrees));
     print_lines(forecast.step);
     print_summary(forecast, machine);
+    if (loads) print_loads(*loads, job);
     fmt::print("step {:.1f} ms, {:.0f} tokens/s per GPU, MFU {:.1f} % (TorchTitan's count; {:.0f} TFLOP/s executed)\n",
                forecast.seconds * 1e3, rate, 100.0 * mfu, forecast.executed_flop / forecast.seconds * 1e-12);
     const double spread = forecast.step.error_seconds() / forecast.step.seconds;
@@ -348,8 +382,7 @@ void add_time_command(CLI::App& parent) {
   app->add_option("--ranks", command->num_ranks, "GPUs of the run, which need not be there")
       ->transform(as_count(1, kMaxRanks))
       ->capture_default_str();
-  app->add_option("--routing", command->routing,
-                  "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
+  command->routing.add_to(*app);
   app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
       ->check(is_number(1.0, 1e18));
   app->add_option("--hours-between-failures", command->hours_between_failures,
@@ -368,7 +401,8 @@ void add_time_command(CLI::App& parent) {
 }
 
 struct SearchCommand {
-  std::string cluster, engine, routing, out, html, validation;
+  std::string cluster, engine, out, html, validation;
+  RoutingOptions routing;
   std::vector<std::string> precisions;   // empty: the configuration's and those of the cluster
   std::vector<double> capacity_factors;  // empty: the configuration's, 1.1 and 1.5
   int num_ranks = 1, num_rows = 10;
@@ -378,12 +412,13 @@ struct SearchCommand {
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
-    const RoutingKind kind = routing.empty() ? default_routing(job) : routing_kind(routing);
+    const std::optional<ExpertLoads> loads = routing.recorded();
+    const Routing choices{routing.kind_for(job), pointer_to(loads)};
     const auto begin = std::chrono::steady_clock::now();
     const FoundLayouts found = search_layouts({.job = job,
                                                .num_ranks = num_ranks,
                                                .cluster = machine,
-                                               .routing = kind,
+                                               .routing = choices,
                                                .precisions = searched_precisions(job, machine),
                                                .capacity_factors = searched_factors(job),
                                                .num_shown = num_rows,
@@ -408,11 +443,11 @@ struct SearchCommand {
     JobConfig fastest = found.fitting.front().config;
     const MeshDegrees degrees = resolve(fastest.mesh_degrees(), num_ranks);
     fmt::print("\nThe fastest would gain:\n");
-    for (const Sensitivity& one : sensitivities({fastest, Device::kCuda, degrees}, machine, kind)) {
+    for (const Sensitivity& one : sensitivities({fastest, Device::kCuda, degrees}, machine, choices)) {
       fmt::print("{:>7.1f} %  {}\n", 100.0 * one.gain, one.change);
     }
     if (!page.empty()) {
-      const RunForecast forecast = forecast_run({fastest, Device::kCuda, degrees}, machine, kind, true);
+      const RunForecast forecast = forecast_run({fastest, Device::kCuda, degrees}, machine, choices, true);
       write_page(page, fastest, degrees, machine, forecast, found.fitting, validation);
     }
     if (toml.empty()) return;
@@ -471,8 +506,7 @@ void add_search_command(CLI::App& parent) {
   app->add_option("--cluster", command->cluster, "A file of clusters/: the rates of a kind of GPU")->required();
   app->add_option("--engine", command->engine, "A file of engines/: how another program's step differs from ours");
   app->add_option("--ranks", command->num_ranks, "GPUs of the run")->required()->transform(as_count(1, kMaxRanks));
-  app->add_option("--routing", command->routing,
-                  "How tokens choose experts: forced, uniform or groups (default: as the configuration says)");
+  command->routing.add_to(*app);
   app->add_option("--precisions", command->precisions,
                   "Precisions to search: bf16, mxfp8, fp8_blockwise (default: the configuration's and the cluster's)")
       ->delimiter(',');

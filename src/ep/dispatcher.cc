@@ -90,6 +90,7 @@ void Dispatcher::note(const Context& op, const char* call, PayloadPrecision prec
        .num_ranks = num_ranks_,
        .bytes = static_cast<double>(saved.num_tokens()) * row_bytes,
        .choices = {.num_experts = options_.num_experts, .top_k = options_.top_k, .num_domains = options_.num_domains},
+       .layer = std::string(saved.layer.name),
        .pass = {}});
 }
 

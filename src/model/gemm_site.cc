@@ -288,8 +288,9 @@ void DeferredWgrads::run(const LayerContext& context) {
       const Dispatcher& dispatcher = *context.model->dispatcher;
       const std::int64_t tokens = context.num_local_tokens();
       const std::int64_t alignment = wgrad.site->row_alignment(*context.model->quantized);
-      rows.emplace(context.op.record, dispatcher.max_rows(tokens, alignment),
-                   dispatcher.expected_rows(tokens, alignment));
+      const std::string& site = wgrad.site->name();
+      rows.emplace(context.op.record, std::string_view(site).substr(0, site.rfind(".experts")),
+                   dispatcher.max_rows(tokens, alignment), dispatcher.expected_rows(tokens, alignment));
     }
     GemmOperand x = wgrad.x;
     if (wgrad.dispatch != nullptr) {

@@ -59,7 +59,7 @@ int Moe::num_sms_of_dispatch(const LayerContext& context) const {
 }
 
 StepRecord::Rows Moe::recorded_rows(const LayerContext& context, const DispatchSaved& dispatch) const {
-  return {context.op.record, dispatch.num_rows(),
+  return {context.op.record, name_, dispatch.num_rows(),
           context.model->dispatcher->expected_rows(dispatch.num_tokens(), dispatch.layer.alignment)};
 }
 

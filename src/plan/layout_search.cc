@@ -80,10 +80,7 @@ class Searcher {
     std::ranges::sort(capacity_factors_, gives_less_room);
     for (const std::string& name : search.precisions) jobs_.push_back(in_precision(search.job, name));
     if (jobs_.empty()) jobs_.push_back(search.job);
-    for (JobConfig& job : jobs_) {
-      job.training.global_batch_size = sequences_;
-      job.parallelism.expert_parallel_capacity_factor = capacity_factors_.front();
-    }
+    for (JobConfig& job : jobs_) job.training.global_batch_size = sequences_;
   }
 
   std::size_t num_precisions() const { return jobs_.size(); }
@@ -142,8 +139,28 @@ class Searcher {
   }
 
  private:
+  /// Sets the least capacity factor that has room for the recorded loads. Returns false if none has.
+  bool set_least_factor(JobConfig& config) {
+    auto least = capacity_factors_.begin();
+    if (search_.routing.loads != nullptr && config.parallelism.expert_parallel_degree > 1) {
+      const BusiestRank busiest = busiest_rank(*search_.routing.loads, config);
+      least = std::ranges::find_if(capacity_factors_, [&](double f) { return !gives_less_room(f, busiest.most); });
+    }
+    if (least == capacity_factors_.end()) return false;
+    config.parallelism.expert_parallel_capacity_factor = *least;
+    return true;
+  }
+
   /// Returns nothing if the layout is not possible, or does not fit.
   std::optional<FoundLayout> plan_to_fit(JobConfig& config) {
+    if (!set_least_factor(config)) {
+      const std::scoped_lock lock(mutex_);
+      if (first_error_.empty()) {
+        first_error_ =
+            fmt::format("the load of '{}' has no room with any capacity factor", search_.routing.loads->path.string());
+      }
+      return std::nullopt;
+    }
     std::optional<FoundLayout> layout = plan(config);
     if (layout && layout->memory_bytes <= search_.cluster.memory_bytes) return layout;
     if (layout && config.quantize.keep_weights && !config.model.converters.empty()) {
@@ -257,7 +274,7 @@ FoundLayouts search_layouts(const LayoutSearch& search) {
 
 bool gives_less_room(double a, double b) { return (a == 0.0 ? HUGE_VAL : a) < (b == 0.0 ? HUGE_VAL : b); }
 
-std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, RoutingKind routing) {
+std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, const Routing& routing) {
   constexpr double kFaster = 1.1;
   using Change = std::pair<const char*, void (*)(Cluster&)>;
   const Change changes[] = {

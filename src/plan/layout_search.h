@@ -14,7 +14,7 @@ struct LayoutSearch {
   const JobConfig& job;  // what is not searched stays as it is here
   std::int64_t num_ranks = 1;
   const Cluster& cluster;
-  RoutingKind routing = RoutingKind::kUniform;
+  Routing routing = RoutingKind::kUniform;
   std::vector<std::string> precisions = {};   // names for in_precision(); empty: the job's own
   std::vector<double> capacity_factors = {};  // of expert_parallel_capacity_factor; empty: the job's own
   int num_shown = 0;              // the fastest so many get FoundLayout::most_room_bytes, as does the frontier
@@ -42,8 +42,8 @@ struct FoundLayouts {
 /// the other precisions are planned in the same way, for the degrees and micro-batches that were the six fastest.
 /// Modes that take more memory are left out where one that takes less does not fit. Weights are quantized for each
 /// pass (quantize.keep_weights) where a layout does not fit otherwise. Plans have the least capacity factor: a larger
-/// one takes more memory, and the same time. All layouts have job's sequences per step. Throws Error if no layout is
-/// possible at all.
+/// one takes more memory, and the same time. With recorded loads it is the least one with room for them. All layouts
+/// have job's sequences per step. Throws Error if no layout is possible at all.
 FoundLayouts search_layouts(const LayoutSearch& search);
 
 /// Orders capacity factors by the room that they give. 0 stands for any load.
@@ -56,7 +56,7 @@ struct Sensitivity {
 };
 
 /// Returns the gains of a run, the largest first.
-std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, RoutingKind routing);
+std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, const Routing& routing);
 
 /// Returns the layouts that no other one beats in both speed and memory, the fastest first.
 std::vector<FoundLayout> frontier(const std::vector<FoundLayout>& fastest_first);

@@ -36,11 +36,10 @@ double flop_of_product(const RecordedOperator& call) {
   return 2.0 * outputs / experts * tokens;
 }
 
-/// Returns the part of a product's rows that a balanced load uses.
+/// Returns the part of a product's rows that is used.
 double used_rows(const RecordedOperator& call) {
-  double used = 1.0;
-  for (const Operand& operand : call.operands) used = std::min(used, operand.used);
-  return used;
+  const auto rows = std::ranges::find_if(call.operands, [](const Operand& operand) { return operand.used != 1.0; });
+  return rows == call.operands.end() ? 1.0 : rows->used;
 }
 
 /// Returns the flop of the attention core over the causal half of the scores. q is [T, H · (nope + rope)], and the

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "base/version.h"
@@ -35,6 +36,8 @@ RoutingKind default_routing(const JobConfig& job) {
 
 namespace {
 
+std::string moe_layer_name(std::int64_t layer) { return fmt::format("layers.{}.moe", layer); }
+
 /// Describes what a rank of the pipeline has, so that ranks with the same description do the same work.
 struct WorkOfRank {
   struct Stage {
@@ -55,6 +58,7 @@ class Pipeline {
     const std::vector<StageModules> modules = run.config.pipeline_stages(run.degrees);
     const std::int64_t ranks_of_stage = run.degrees.num_ranks() / run.degrees.pp;
     stages_of_rank_.resize(static_cast<std::size_t>(run.degrees.pp));
+    moe_layers_.resize(stages_of_rank_.size());
     for (int stage = 0; stage < schedule_.num_stages(); ++stage) stages_of_rank_[rank_of(stage)].push_back(stage);
     for (std::size_t pp = 0; pp < stages_of_rank_.size(); ++pp) {
       deferred_.push_back(most_deferred(schedule_, static_cast<int>(pp)));
@@ -63,7 +67,11 @@ class Pipeline {
       for (const int stage : stages_of_rank_[pp]) {
         const StageModules& has = modules[static_cast<std::size_t>(stage)];
         std::int64_t num_moe = 0;
-        for (std::int64_t i = 0; i < has.num_layers; ++i) num_moe += model.is_moe_layer(has.first_layer + i) ? 1 : 0;
+        for (std::int64_t i = has.first_layer; i < has.first_layer + has.num_layers; ++i) {
+          if (!model.is_moe_layer(i)) continue;
+          ++num_moe;
+          moe_layers_[pp].push_back(moe_layer_name(i));
+        }
         of_rank.stages.push_back({has.embedding, has.head, stage > 0 && rank_of(stage - 1) == pp,
                                   stage + 1 < schedule_.num_stages() && rank_of(stage + 1) == pp,
                                   has.num_layers - num_moe, num_moe});
@@ -75,6 +83,8 @@ class Pipeline {
   const PipelineSchedule& schedule() const { return schedule_; }
   /// Returns the numbers of a rank's stages.
   const std::vector<int>& stages(std::size_t pp) const { return stages_of_rank_[pp]; }
+  /// Returns the names of a rank's MoE layers, without those of multi-token prediction.
+  const std::vector<std::string>& moe_layers(std::size_t pp) const { return moe_layers_[pp]; }
   /// Says whether both ranks do the same work.
   bool does_the_same(std::size_t pp, std::size_t other) const { return work_of_rank_[pp] == work_of_rank_[other]; }
   /// Says whether rank `other` defers at least as many backwards as rank `pp`, and holds at least as many micro-batches
@@ -92,58 +102,124 @@ class Pipeline {
   }
 
   PipelineSchedule schedule_;
-  std::vector<int> held_, deferred_;              // by stage, and by rank
-  std::vector<std::vector<int>> stages_of_rank_;  // by rank
+  std::vector<int> held_, deferred_;                  // by stage, and by rank
+  std::vector<std::vector<int>> stages_of_rank_;      // by rank
+  std::vector<std::vector<std::string>> moe_layers_;  // by rank
   std::vector<WorkOfRank> work_of_rank_;
+};
+
+/// Predicts the parts of a step that the ranks of a pipeline have.
+class RankForecasts {
+ public:
+  RankForecasts(const PlannedRun& run, const Cluster& cluster, const Routing& routing, bool keeps_events)
+      : run_(run),
+        cluster_(cluster),
+        routing_(routing),
+        keeps_events_(keeps_events),
+        pipeline_(run, cluster),
+        spread_(experts_spread(cluster, run.config, run.degrees, routing.kind)) {
+    for (std::size_t pp = 0; pp < static_cast<std::size_t>(run.degrees.pp); ++pp) add(pp);
+  }
+
+  const PipelineSchedule& schedule() const { return pipeline_.schedule(); }
+  const MemoryPlan& memory() const { return memory_; }
+  const Model& whole_model() const { return planned_.front()->step.whole_model(); }
+  std::vector<RankForecast> result() && { return std::move(ranks_); }
+
+ private:
+  /// Holds a rank that was planned. It stands for later ones that do the same and hold no more.
+  struct Planned {
+    std::size_t pp;
+    std::int64_t rank;
+    TrainingStep step;
+  };
+
+  void add(std::size_t pp) {
+    const auto found = std::ranges::find_if(planned_, [&](const auto& other) {
+      return pipeline_.does_the_same(pp, other->pp) && pipeline_.holds_as_much(pp, other->pp);
+    });
+    if (found == planned_.end()) {
+      ranks_.push_back(fold(*planned_.emplace_back(plan(pp)), pp));
+    } else {
+      ranks_.push_back(routing_.loads == nullptr ? ranks_[(*found)->pp] : fold(**found, pp));
+      ranks_.back().renumber(pipeline_.stages(pp));
+    }
+  }
+
+  std::unique_ptr<Planned> plan(std::size_t pp) {
+    const std::int64_t rank = static_cast<std::int64_t>(pp) * (run_.degrees.num_ranks() / run_.degrees.pp);
+    const auto mesh = std::make_shared<Mesh>(Mesh::planned(run_.degrees, rank));
+    auto planned =
+        std::unique_ptr<Planned>(new Planned{pp, rank, TrainingStep(run_.config, mesh, schedule(), run_.device)});
+    if (planned->step.memory_plan().total() > memory_.total()) memory_ = planned->step.memory_plan();
+    return planned;
+  }
+
+  double busiest_rank(const std::string& layer) const {
+    return routing_.loads->busiest_rank(layer, run_.config.model.args.num_experts, run_.degrees.ep);
+  }
+
+  /// Folds the record of a planned rank, with the loads of rank `pp`, for which it stands.
+  RankForecast fold(const Planned& planned, std::size_t pp) const {
+    const TransferTimes transfers(cluster_, run_.config, run_.degrees, planned.rank, spread_);
+    StepTimes times{.of_operator = [this](const RecordedOperator& call) { return cluster_.time_of(call); },
+                    .of_transfer = [&transfers](const RecordedTransfer& one) { return transfers.seconds(one); },
+                    .seconds_per_operator = cluster_.calibration.seconds_per_operator,
+                    .least_per_operator = cluster_.engine.host_seconds,
+                    .overlap_cost = cluster_.overlap_cost,
+                    .dispatch_overlap_cost = transfers.dispatch_overlap_cost(),
+                    .overlaps_micro_batches = cluster_.engine.overlaps_micro_batches,
+                    .is_far = [&transfers](const RecordedTransfer& one) { return transfers.is_far(one); },
+                    .keeps_events = keeps_events_};
+    std::map<std::string, double> loads;  // by the planned rank's layers
+    if (routing_.loads != nullptr) {
+      const std::vector<std::string>& layers = pipeline_.moe_layers(planned.pp);
+      for (std::size_t i = 0; i < layers.size(); ++i) loads[layers[i]] = busiest_rank(pipeline_.moe_layers(pp)[i]);
+      times.load_of = [&](const std::string& layer) {
+        const auto known = loads.find(layer);
+        return known != loads.end() ? known->second : busiest_rank(layer);  // of multi-token prediction
+      };
+    }
+    const bool gathers_once = planned.step.model().options().keep_gathered;
+    return forecast_rank(planned.step.dry_run(), schedule().num_micro_batches, gathers_once, times);
+  }
+
+  const PlannedRun& run_;
+  const Cluster& cluster_;
+  const Routing& routing_;
+  bool keeps_events_;
+  Pipeline pipeline_;
+  RoutingSpread spread_;
+  std::vector<std::unique_ptr<Planned>> planned_;
+  std::vector<RankForecast> ranks_;
+  MemoryPlan memory_;  // of the rank that takes most
 };
 
 }  // namespace
 
-RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing, bool keeps_events) {
-  const JobConfig& job = run.config;
-  const std::int64_t num_ranks = run.degrees.num_ranks(), ranks_of_stage = num_ranks / run.degrees.pp;
-  RunForecast result;
-  result.num_ranks = num_ranks;
-  const Pipeline pipeline(run, cluster);
-  const RoutingSpread spread = experts_spread(cluster, job, run.degrees, routing);
-  std::vector<RankForecast> ranks(static_cast<std::size_t>(run.degrees.pp));
-  std::vector<std::size_t> planned;
-  // A planned rank stands for later ones that do the same and hold no more.
-  for (std::size_t pp = 0; pp < ranks.size(); ++pp) {
-    const auto stands_for_it = [&](std::size_t other) {
-      return pipeline.does_the_same(pp, other) && pipeline.holds_as_much(pp, other);
-    };
-    const auto found = std::ranges::find_if(planned, stands_for_it);
-    if (found != planned.end()) {
-      ranks[pp] = ranks[*found];
-      ranks[pp].renumber(pipeline.stages(pp));
-      continue;
-    }
-    planned.push_back(pp);
-    const std::int64_t rank = static_cast<std::int64_t>(pp) * ranks_of_stage;
-    const auto mesh = std::make_shared<Mesh>(Mesh::planned(run.degrees, rank));
-    const TrainingStep step(job, mesh, pipeline.schedule(), run.device);
-    if (step.memory_plan().total() > result.memory.total()) result.memory = step.memory_plan();
-    const TransferTimes transfers(cluster, job, run.degrees, rank, spread);
-    const StepTimes times{.of_operator = [&cluster](const RecordedOperator& call) { return cluster.time_of(call); },
-                          .of_transfer = [&transfers](const RecordedTransfer& one) { return transfers.seconds(one); },
-                          .seconds_per_operator = cluster.calibration.seconds_per_operator,
-                          .least_per_operator = cluster.engine.host_seconds,
-                          .overlap_cost = cluster.overlap_cost,
-                          .dispatch_overlap_cost = transfers.dispatch_overlap_cost(),
-                          .overlaps_micro_batches = cluster.engine.overlaps_micro_batches,
-                          .is_far = [&transfers](const RecordedTransfer& one) { return transfers.is_far(one); },
-                          .keeps_events = keeps_events};
-    const bool gathers_once = step.model().options().keep_gathered;
-    ranks[pp] = forecast_rank(step.dry_run(), pipeline.schedule().num_micro_batches, gathers_once, times);
-    if (pp == 0) {
-      result.flop_per_token =
-          flop_per_token(job.model.args, step.whole_model().count_parameters(), job.training.seq_len);
-    }
+BusiestRank busiest_rank(const ExpertLoads& loads, const JobConfig& job) {
+  const ModelConfig& model = job.model.args;
+  BusiestRank result{.layer = {}, .most = 1.0, .mean = 0.0};
+  for (std::int64_t i = 0; i < model.n_layers; ++i) {
+    if (!model.is_moe_layer(i)) continue;
+    const std::string layer = moe_layer_name(i);
+    const double load = loads.busiest_rank(layer, model.num_experts, job.parallelism.expert_parallel_degree);
+    result.mean += load / static_cast<double>(model.num_moe_layers());
+    if (result.layer.empty() || load > result.most) result.layer = layer, result.most = load;
   }
-  result.step = forecast_step(std::move(ranks), pipeline.schedule());
-  result.schedule = pipeline.schedule();
-  result.seconds = result.step.seconds * cluster.slowest_of(num_ranks);
+  return result;
+}
+
+RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Routing& routing, bool keeps_events) {
+  const JobConfig& job = run.config;
+  RunForecast result;
+  result.num_ranks = run.degrees.num_ranks();
+  RankForecasts ranks(run, cluster, routing, keeps_events);
+  result.flop_per_token = flop_per_token(job.model.args, ranks.whole_model().count_parameters(), job.training.seq_len);
+  result.memory = ranks.memory();
+  result.schedule = ranks.schedule();
+  result.step = forecast_step(std::move(ranks).result(), result.schedule);
+  result.seconds = result.step.seconds * cluster.slowest_of(result.num_ranks);
   const std::int64_t data_ranks = run.degrees.dp_replicate * run.degrees.dp_shard;
   result.tokens = static_cast<double>(job.sequences_per_step(data_ranks) * job.training.seq_len);
   for (const ForecastLine& line : result.step.ranks[result.step.slowest].lines) result.executed_flop += line.flop;

@@ -5,8 +5,18 @@
 #include "plan/routing_spread.h"
 #include "plan/step_forecast.h"
 #include "run/memory_advice.h"
+#include "run/record/expert_loads.h"
 
 namespace tessera {
+
+/// Says how a plan takes tokens to choose experts.
+struct Routing {
+  Routing(RoutingKind kind_of_choices, const ExpertLoads* recorded = nullptr)
+      : kind(kind_of_choices), loads(recorded) {}
+
+  RoutingKind kind;          // decides how many ranks a token goes to
+  const ExpertLoads* loads;  // the loads of experts; null: all are equal
+};
 
 struct RunForecast {
   StepForecast step;
@@ -21,13 +31,23 @@ struct RunForecast {
   double tokens_per_second_per_gpu() const { return tokens / seconds / static_cast<double>(num_ranks); }
 };
 
-/// Predicts a step of the run. `keeps_events` is StepTimes::keeps_events. Throws Error if the layout cannot be, or the
-/// cluster lacks a rate.
-RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, RoutingKind routing, bool keeps_events = false);
+/// Predicts a step of the run. With recorded loads, an MoE layer takes as long as on the busiest of the ranks that
+/// share its experts. `keeps_events` is StepTimes::keeps_events. Throws Error if the layout cannot be, or the cluster
+/// lacks a rate.
+RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Routing& routing,
+                         bool keeps_events = false);
 
 /// Predicts a step of one rank on this CPU. Throws Error if the calibration is of a GPU, of another number of threads,
 /// or lacks a rate. Warns if it is of another version of this program.
 StepForecast forecast_on_cpu(const JobConfig& job, const Calibration& calibration);
+
+/// Describes the load of a layer's busiest rank, divided by the mean of the ranks.
+struct BusiestRank {
+  std::string layer;  // that has the largest load
+  double most = 1.0, mean = 1.0;
+};
+/// Returns the largest load of the run's MoE layers, and their mean. Throws Error if the loads are of another model.
+BusiestRank busiest_rank(const ExpertLoads& loads, const JobConfig& job);
 
 /// Returns what `routing` is in a run with this configuration, if nobody says otherwise.
 RoutingKind default_routing(const JobConfig& job);

@@ -91,7 +91,7 @@ class RankFold {
 
   /// Describes what calls of an operator cost in a step's first micro-batch and in later ones.
   struct KnownCall {
-    const RecordedOperator* call;
+    RecordedOperator call;
     OperatorTime first, later;
     double flop;
   };
@@ -99,18 +99,18 @@ class RankFold {
   /// Layers repeat calls, and a look is faster than the search for a rate.
   const KnownCall& known(const RecordedOperator& call) {
     std::deque<KnownCall>& of_name = known_calls_[call.name];
-    const auto found =
-        std::ranges::find_if(of_name, [&](const KnownCall& one) { return one.call->is_same_call(call); });
+    const auto found = std::ranges::find_if(of_name, [&](const KnownCall& one) { return one.call.is_same_call(call); });
     if (found != of_name.end()) return *found;
     const OperatorTime first = times_.of_operator(call);
     const bool repeats = !is_once(call.pass) && micro_batches_ > 1.0;
     const OperatorTime later = repeats ? times_.of_operator(in_later_micro_batch(call)) : first;
-    return of_name.emplace_back(KnownCall{&call, first, later, work_of(call)[OperatorWork::kFlop]});
+    return of_name.emplace_back(KnownCall{call, first, later, work_of(call)[OperatorWork::kFlop]});
   }
 
   void add(const RecordedOperator& call) {
     const double count = is_once(call.pass) ? 1.0 : micro_batches_;
-    const KnownCall& one = known(call);
+    const double load = load_of(call.layer);
+    const KnownCall& one = known(load == 1.0 ? call : with_load(call, load));
     const OperatorTime &first = one.first, &later = one.later;
     const double seconds = first.seconds + (count - 1.0) * later.seconds;
     begin_.push_back(begin_.back() + seconds / count);
@@ -141,8 +141,12 @@ class RankFold {
     return begin_[call.begin] - begin_[first];
   }
 
+  double load_of(const std::string& layer) const {
+    return layer.empty() || !times_.load_of ? 1.0 : times_.load_of(layer);
+  }
+
   void add(const RecordedTransfer& transfer) {
-    const double seconds = times_.of_transfer(transfer);
+    const double seconds = times_.of_transfer(with_load(transfer, load_of(transfer.layer)));
     if (seconds == 0.0) return;
     if (transfer.kind == "send") {
       result_.message_seconds = std::max(result_.message_seconds, seconds);
@@ -221,6 +225,18 @@ class RankFold {
 };
 
 }  // namespace
+
+RecordedOperator with_load(RecordedOperator call, double load) {
+  for (RecordedOperator::Operand& operand : call.operands) {
+    if (operand.has_expert_rows) operand.used *= load;
+  }
+  return call;
+}
+
+RecordedTransfer with_load(RecordedTransfer transfer, double load) {
+  transfer.bytes *= load;
+  return transfer;
+}
 
 RecordedOperator in_later_micro_batch(RecordedOperator call) {
   call.accumulates = call.accumulates || is_weight_gradient(call);

@@ -21,7 +21,9 @@ struct StepTimes {
   double dispatch_overlap_cost = 0.0;   // the same for a dispatcher's calls
   bool overlaps_micro_batches = false;  // a dispatcher's calls always run beside operators, of another micro-batch
   std::function<bool(const RecordedTransfer&)> is_far = {};  // whether a transfer leaves the domain; unset: none does
-  bool keeps_events = false;                                 // fills RankForecast::events
+  /// The rows of an MoE layer's experts, as a multiple of those of a balanced load; unset: 1.
+  std::function<double(const std::string& layer)> load_of = {};
+  bool keeps_events = false;  // fills RankForecast::events
 };
 
 /// Holds the predicted times of the operators or transfers of one name in one pass.
@@ -96,6 +98,10 @@ PipelineCosts pipeline_costs(std::span<const RankForecast> ranks, int num_stages
 
 /// Predicts the step of a pipeline, whose ranks it takes in order.
 StepForecast forecast_step(std::vector<RankForecast> ranks, const PipelineSchedule& schedule);
+
+/// Returns a call or transfer of a dry run as it is where experts have `load` times the rows of a balanced load.
+RecordedOperator with_load(RecordedOperator call, double load);
+RecordedTransfer with_load(RecordedTransfer transfer, double load);
 
 /// Returns a call of a dry run as it is in a step's micro-batches after the first one.
 RecordedOperator in_later_micro_batch(RecordedOperator call);

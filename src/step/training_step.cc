@@ -303,6 +303,7 @@ StepResult TrainingStep::collect_oldest() {
     const std::span<const double> counts = reduction_.all().counts_E(i);
     const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
     result.expert_load.push_back(*std::max_element(counts.begin(), counts.end()) / mean);
+    result.expert_tokens.emplace_back(counts.begin(), counts.end());
   }
   result.later_rounds = reduction_.all().later_rounds() / static_cast<double>(mesh_->tokens.size() * mesh_->pp.size());
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;

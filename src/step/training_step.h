@@ -49,6 +49,8 @@ struct StepResult {
   std::chrono::steady_clock::time_point ended;
   /// The load of each MoE layer's most loaded expert, in tokens, divided by the mean load.
   std::vector<double> expert_load;
+  /// The tokens of each MoE layer's experts.
+  std::vector<std::vector<double>> expert_tokens;
   /// The number of rounds beyond the first of all dispatches (ep/dispatcher.h), averaged over the ranks.
   double later_rounds = 0.0;
   /// Says why the step was repeated, if it was: "loss nan, gradient norm nan". The numbers are those of the second

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct RecordedOperator {
     DType dtype;
     /// The part of the numbers that a balanced load uses. Rows of experts have room for other loads: StepRecord::Rows.
     double used = 1.0;
+    bool has_expert_rows = false;
     bool operator==(const Operand&) const = default;
   };
   std::string name;               // "gemm"
@@ -31,9 +33,10 @@ struct RecordedOperator {
   std::int64_t sequence = 0;      // of attention: the tokens of a sequence; otherwise 0
   bool is_beside = false;         // runs beside the transfers of its pass, on a stream of its own
   std::string pass;               // the pass that it belongs to: StepRecord::set_pass
+  std::string layer = {};         // of operands with rows of experts: their MoE layer
   double seconds = 0.0;           // its duration; 0 in a dry run, and on a GPU without a profile
 
-  /// Compares all but the duration.
+  /// Compares all but the layer and the duration.
   bool is_same_call(const RecordedOperator& other) const {
     return name == other.name && operands == other.operands && accumulates == other.accumulates &&
            transposes_a == other.transposes_a && transposes_b == other.transposes_b && sequence == other.sequence &&
@@ -55,6 +58,7 @@ struct RecordedTransfer {
     std::int64_t num_experts = 0, top_k = 0, num_domains = 1;
     bool operator==(const Choices&) const = default;
   } choices;
+  std::string layer = {};  // of a dispatcher's call: the MoE layer
   std::string pass;
   /// The numbers of operators that were recorded when the transfer began, and when the step waited for its end. Those
   /// in between run beside it.
@@ -85,17 +89,18 @@ class StepRecord {
   std::size_t begin_transfer(RecordedTransfer transfer);
   void end_transfer(std::size_t idx) { transfers_[idx].end = operators_.size(); }
 
-  /// Says, until it is destroyed, that dims of size `capacity` are rows of experts, of which a balanced load uses
-  /// `expected`. `record` may be null.
+  /// Says, until it is destroyed, that dims of size `capacity` are rows of an MoE layer's experts, of which a balanced
+  /// load uses `expected`. `record` may be null.
   class Rows {
    public:
-    Rows(StepRecord* record, std::int64_t capacity, double expected);
+    Rows(StepRecord* record, std::string_view layer, std::int64_t capacity, double expected);
     ~Rows();
     Rows(const Rows&) = delete;
     Rows& operator=(const Rows&) = delete;
 
    private:
     StepRecord* record_;
+    std::string layer_before_;
     std::int64_t capacity_before_ = 0;
     double used_before_ = 1.0;
   };
@@ -107,6 +112,7 @@ class StepRecord {
   int depth_ = 0;
   std::int64_t row_capacity_ = -1;  // none
   double used_rows_ = 1.0;
+  std::string layer_of_rows_;
   std::chrono::steady_clock::time_point begun_;
 };
 

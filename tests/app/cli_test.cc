@@ -212,6 +212,7 @@ TEST_F(Cli, PlanTimeNeedsRates) {
   }
   EXPECT_THAT(time({"--cluster=none.toml"}), HasSubstr("none.toml"));
   EXPECT_THAT(time({cluster, "--routing=random"}), HasSubstr("no routing 'random'"));
+  EXPECT_THAT(time({cluster, "--loads=none.json"}), HasSubstr("there is no 'none.json'"));
   const std::string planned =
       time({cluster, "--ranks=16", "--parallelism.expert_parallel_degree=8", "--tokens=1e12",
             "--hours-between-failures=2", "--minutes-between-checkpoints=20", "--restart-minutes=14"},
@@ -222,7 +223,7 @@ TEST_F(Cli, PlanTimeNeedsRates) {
     EXPECT_THAT(planned, HasSubstr(part));
   }
   EXPECT_THAT(time({cluster, "--engine=none.toml"}), HasSubstr("none.toml"));
-  EXPECT_THAT(time({none, "--engine=none.toml"}), HasSubstr("--engine and --html need --cluster"));
+  EXPECT_THAT(time({none, "--engine=none.toml"}), HasSubstr("--engine, --html and --loads need --cluster"));
   EXPECT_THAT(time({cluster, "--json"}, 0), HasSubstr("\"dollars_per_1e9_tokens\""));
 }
 

@@ -182,6 +182,33 @@ TEST(LayoutSearch, ShownLayoutsHaveTheMostRoomThatFits) {
   EXPECT_EQ(factors, std::set<double>(kFactors.begin(), kFactors.end()));
 }
 
+TEST(LayoutSearch, RecordedLoadsHaveRoom) {
+  const JobConfig job = config_to_search();
+  ExpertLoads loads{.step = 1, .tokens = {}, .path = "loads.json"};
+  for (const char* layer : {"layers.1.moe", "layers.2.moe", "layers.3.moe"}) {
+    loads.tokens[layer] = {1.3, 1.1, 1.3, 1.1, 0.8, 0.8, 0.8, 0.8};  // 1.2 times the mean on 2 and 4 ranks
+  }
+  const Cluster cluster = cluster_of(1e12);
+  LayoutSearch search{.job = job,
+                      .num_ranks = 4,
+                      .cluster = cluster,
+                      .routing = {RoutingKind::kUniform, &loads},
+                      .capacity_factors = kFactors,
+                      .device = Device::kCpu};
+  std::set<double> factors;
+  for (const FoundLayout& layout : search_layouts(search).fitting) {
+    if (layout.most_room_bytes > 0.0) continue;  // of the frontier
+    const double factor = layout.config.parallelism.expert_parallel_capacity_factor;
+    EXPECT_EQ(factor, layout.config.parallelism.expert_parallel_degree > 1 ? 1.5 : 1.1);
+    factors.insert(factor);
+  }
+  EXPECT_EQ(factors.size(), 2u);
+  search.capacity_factors = {1.1};
+  for (const FoundLayout& layout : search_layouts(search).fitting) {
+    EXPECT_EQ(layout.config.parallelism.expert_parallel_degree, 1);
+  }
+}
+
 TEST(LayoutSearch, TheFrontierHasWhatNothingBeats) {
   const auto layout = [](double speed, double memory) {
     return FoundLayout{.config = {}, .tokens_per_second_per_gpu = speed, .memory_bytes = memory};

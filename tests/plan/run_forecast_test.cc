@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "config/job_config.h"
 #include "parallel/pipeline_timing.h"
@@ -195,6 +197,77 @@ TEST(RunForecast, APipelineFollowsItsSchedule) {
   }
   EXPECT_DOUBLE_EQ(result.step.passes_seconds, simulate(job.pipeline_schedule(resolve({.pp = 2}, 2)), costs).makespan);
   EXPECT_GT(result.step.ranks[0].bubble_seconds + result.step.ranks[1].bubble_seconds, 0.0);
+}
+
+/// Returns loads of which the busiest of 2 or more ranks has `load` times the mean in one layer, and others the mean.
+ExpertLoads loads_with(const JobConfig& job, std::int64_t busy_layer, std::int64_t num_ranks, double load) {
+  const std::int64_t experts = job.model.args.num_experts, of_rank = experts / num_ranks;
+  ExpertLoads loads{.step = 1, .tokens = {}, .path = "loads.json"};
+  for (std::int64_t layer = 1; layer < job.model.args.n_layers; ++layer) {
+    std::vector<double>& tokens = loads.tokens[fmt::format("layers.{}.moe", layer)];
+    tokens.assign(static_cast<std::size_t>(experts), 1.0);
+    if (layer != busy_layer) continue;
+    const auto busy = tokens.begin() + of_rank;  // of the second rank
+    const auto all = static_cast<double>(experts), some = static_cast<double>(of_rank);
+    std::ranges::fill(tokens, (all - some * load) / (all - some));
+    std::fill(busy, busy + of_rank, load);
+  }
+  return loads;
+}
+
+TEST(RunForecast, EqualLoadsAreABalancedLoad) {
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    const JobConfig job = config_of_ranks(layout.overrides);
+    const ExpertLoads loads = loads_with(job, -1, layout.degrees.ep, 1.0);
+    const PlannedRun run{job, Device::kCpu, resolve(layout.degrees, layout.num_ranks)};
+    const RunForecast found = forecast_run(run, costly_cluster(), {RoutingKind::kUniform, &loads});
+    EXPECT_EQ(found.seconds, forecast(layout, costly_cluster()).seconds);
+  }
+}
+
+// Where only the products of experts take time, one of three layers with twice the load adds a third to the step. The
+// same holds for dispatches and combines.
+TEST(RunForecast, ALayerTakesAsLongAsItsBusiestRank) {
+  Cluster products = free_cluster(), links = free_cluster();
+  products.rules = {{.operators = {"grouped_linear_*"}, .type = {}, .flop_per_second = 1e9},
+                    {.operators = {"*"}, .type = {}}};
+  links.direct_bytes_per_second = 1e9;
+  const JobConfig job = config_of_ranks(
+      {"--parallelism.expert_parallel_comm_backend=direct", "--parallelism.expert_parallel_capacity_factor=1.0"});
+  const PlannedRun run{job, Device::kCpu, resolve({.ep = 4}, 4)};
+  for (const Cluster& cluster : {products, links}) {
+    const double balanced = forecast_run(run, cluster, RoutingKind::kUniform).seconds;
+    EXPECT_GT(balanced, 0.0);
+    for (const double load : {1.25, 2.0}) {
+      const ExpertLoads loads = loads_with(job, 2, 4, load);
+      EXPECT_NEAR(forecast_run(run, cluster, {RoutingKind::kUniform, &loads}).seconds,
+                  balanced * (1.0 + (load - 1.0) / 3.0), 1e-9 * balanced);
+    }
+  }
+}
+
+// A planned rank of a pipeline stands for others, but not with its loads.
+TEST(RunForecast, OnlyTheRankThatHasABusyLayerIsSlower) {
+  const JobConfig job = config_of_ranks({"--parallelism.pipeline_parallel_degree=4", "--model.args.n_layers=13",
+                                         "--training.local_batch_size=16", "--parallelism.expert_parallel_degree=2"});
+  const PlannedRun run{job, Device::kCpu, resolve({.pp = 4, .ep = 2}, 8)};
+  const RunForecast balanced = forecast_run(run, costly_cluster(), RoutingKind::kUniform);
+  std::set<std::size_t> slower;  // ranks, of each busy layer
+  for (std::int64_t layer = 1; layer < job.model.args.n_layers; ++layer) {
+    const ExpertLoads loads = loads_with(job, layer, 2, 1.5);
+    const RunForecast found = forecast_run(run, costly_cluster(), {RoutingKind::kUniform, &loads});
+    std::size_t num_slower = 0;
+    for (std::size_t pp = 0; pp < 4; ++pp) {
+      const double before = balanced.step.ranks[pp].seconds_of("forward");
+      if (found.step.ranks[pp].seconds_of("forward") == before) continue;
+      EXPECT_GT(found.step.ranks[pp].seconds_of("forward"), before);
+      slower.insert(pp);
+      ++num_slower;
+    }
+    EXPECT_EQ(num_slower, 1u) << layer;
+  }
+  EXPECT_EQ(slower.size(), 4u);
 }
 
 TEST(RunForecast, TransfersAreBoundByTheSlowerLink) {

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "run/memory_advice.h"
+#include "run/record/expert_loads.h"
 #include "run/record/run_info.h"
 #include "tensor/parallel.h"
 #include "tests/comm/ranks.h"
@@ -277,6 +278,11 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
   EXPECT_THAT(steps, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
   EXPECT_THAT(validated, ::testing::ElementsAre(3, 6, 8));
   EXPECT_THAT(saved, ::testing::ElementsAre(4, 8));
+
+  const ExpertLoads loads = read_expert_loads(scratch_ / "outputs");
+  EXPECT_EQ(loads.step, 8);
+  EXPECT_EQ(loads.tokens.size(), 3u);
+  for (const auto& [layer, tokens] : loads.tokens) EXPECT_GE(loads.busiest_rank(layer, std::ssize(tokens), 2), 1.0);
 
   const auto trace = nlohmann::json::parse(read_text_file(scratch_ / "outputs" / "profile_traces" / "step-8.json"));
   std::set<std::string> names;

@@ -17,6 +17,8 @@
 #include "base/unix_time.h"
 #include "base/version.h"
 #include "ops/runtime/inventory.h"
+#include "run/record/expert_loads.h"
+#include "run/record/run_files.h"
 
 namespace tessera {
 namespace {
@@ -196,6 +198,7 @@ void MetricsWriter::step(const StepResult& result) {
     }
   }
   append(line.dump());
+  write_expert_loads(result);
   if (server_) publish(result, rates);
   if (tensorboard_) write_tensorboard(step, result, rates);
 
@@ -293,6 +296,18 @@ void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double s
 
 void MetricsWriter::state_checksum(std::int64_t step, std::uint64_t checksum) {
   append(nlohmann::ordered_json{{"step", step}, {"state_checksum", to_hex(checksum)}}.dump());
+}
+
+void MetricsWriter::write_expert_loads(const StepResult& result) {
+  constexpr std::chrono::seconds kBetween{30};  // a file system may take long to commit a file
+  const auto now = Clock::now();
+  if (result.expert_tokens.empty() || (result.step != options_.num_steps && now < loads_due_)) return;
+  loads_due_ = now + kBetween;
+  ExpertLoads loads{.step = result.step, .tokens = {}};
+  for (std::size_t i = 0; i < result.expert_tokens.size(); ++i) {
+    loads.tokens[options_.moe_layers[i]] = result.expert_tokens[i];
+  }
+  tessera::write_expert_loads(loads, options_.path.parent_path() / kExpertLoadsName);
 }
 
 void MetricsWriter::draw_progress(std::int64_t step, double loss) {

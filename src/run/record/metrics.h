@@ -47,7 +47,7 @@ struct MetricsOptions {
   double peak_flops = 0.0;              // of the device, per second; 0: unknown
   Device device = Device::kCpu;         // the device whose memory is reported
   std::size_t memory_bytes = 0;         // memory that this device has
-  std::vector<std::string> moe_layers;  // names, in the order of StepResult::expert_load
+  std::vector<std::string> moe_layers;  // names, in the order of StepResult::expert_load and expert_tokens
   int num_ranks = 1;                    // rates are per rank
   std::string prometheus_address = {};  // "HOST:PORT" where metrics are served; empty: nowhere
   std::string run_id = {};              // for Prometheus
@@ -96,6 +96,9 @@ class MetricsWriter {
   std::size_t memory_in_use() const;
   /// Publishes for Prometheus the numbers in the line of a step, and the time when it was written.
   void publish(const StepResult& result, const Rates& rates);
+  /// Writes the loads of the step's experts over those of an earlier line: with the first line and the last one, and
+  /// every half a minute.
+  void write_expert_loads(const StepResult& result);
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
   void append(const std::string& line);
@@ -109,6 +112,7 @@ class MetricsWriter {
   std::int64_t repeated_steps_ = 0;
   double saved_at_ = 0.0;  // Unix time of the last checkpoint, or of this process's begin
   bool told_memory_ = false;
+  Clock::time_point loads_due_;  // when a line writes the next loads of experts
   Window window_;
   Clock::time_point paused_at_;
   std::size_t peak_resident_bytes_ = 0;

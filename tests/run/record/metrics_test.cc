@@ -16,6 +16,8 @@
 #include <thread>
 
 #include "base/file.h"
+#include "run/record/expert_loads.h"
+#include "run/record/run_files.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -37,6 +39,7 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
     r.learning_rate = 0.25;
     r.num_tokens = 100;
     r.expert_load = {1.5, 2.5};
+    r.expert_tokens = {{1.0 * static_cast<double>(step), 3.0}, {5.0, 0.0}};
     r.seconds.forward = 0.5;
     r.ended = begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                           std::chrono::duration<double>(seconds_after));
@@ -62,6 +65,10 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
     writer.step(result(5, 16));
     writer.step(result(6, 17));
   }
+  const ExpertLoads loads =
+      read_expert_loads(scratch / kExpertLoadsName);  // those of the lines after come half a minute later
+  EXPECT_EQ(loads.step, 1);
+  EXPECT_EQ(loads.tokens, (std::map<std::string, std::vector<double>>{{"a", {1, 3}}, {"b", {5, 0}}}));
   std::ifstream file(scratch / "metrics.jsonl");
   std::map<int, nlohmann::json> lines;
   for (std::string line; std::getline(file, line);) {
