@@ -138,18 +138,26 @@ void Cluster::scale_rates(double flop, double bytes) {
 OperatorTime Cluster::time_of(const RecordedOperator& call) const {
   OperatorTime time = own_time_of(call);
   time.seconds *= engine.factor_of(call.name, call.pass);
+  if (call.name == "grouped_linear_wgrad" && call.accumulates && engine.expert_gradient_bytes > 0.0) {
+    const double numbers = static_cast<double>(call.operands.back().shape.num_elements());
+    time.seconds += copy_seconds(numbers * engine.expert_gradient_bytes, call.pass);
+  }
   // The first product of an expert reads rows of the model's dim, and the last one of the backward writes them.
   const bool is_in = call.name == "grouped_linear_forward", is_out = call.name == "grouped_linear_dgrad";
   const double bytes = is_in ? engine.row_bytes_forward : is_out ? engine.row_bytes_backward : 0.0;
   if (bytes == 0.0) return time;
   const RecordedOperator::Operand& rows = is_in ? call.operands.front() : call.operands.back();
   if (rows.shape[1] != engine.dim) return time;
-  const double num_bytes = static_cast<double>(rows.shape.num_elements()) * rows.used * bytes;
-  const Shape shape{static_cast<std::int64_t>(0.25 * num_bytes)};  // is read and written, with 2 bytes each
-  const RecordedOperator copy{
-      .name = "copy", .operands = {{shape, DType::kBFloat16}, {shape, DType::kBFloat16}}, .pass = call.pass};
-  time.seconds += own_time_of(copy).seconds / engine.row_rate;
+  const double numbers = static_cast<double>(rows.shape.num_elements()) * rows.used;
+  time.seconds += copy_seconds(numbers * bytes, call.pass) / engine.row_rate;
   return time;
+}
+
+double Cluster::copy_seconds(double bytes, const std::string& pass) const {
+  const Shape shape{static_cast<std::int64_t>(0.25 * bytes)};  // is read and written, with 2 bytes each
+  const RecordedOperator copy{
+      .name = "copy", .operands = {{shape, DType::kBFloat16}, {shape, DType::kBFloat16}}, .pass = pass};
+  return own_time_of(copy).seconds;
 }
 
 OperatorTime Cluster::own_time_of(const RecordedOperator& call) const {

@@ -66,6 +66,8 @@ struct Cluster {
   OperatorTime time_of(const RecordedOperator& call) const;
   /// Returns what the operator itself takes, without the engine's factors and bytes.
   OperatorTime own_time_of(const RecordedOperator& call) const;
+  /// Returns the seconds of a copy that reads and writes so many bytes in all, in bfloat16.
+  double copy_seconds(double bytes, const std::string& pass) const;
   /// Returns by which factor the slowest of num_ranks GPUs is slower than their mean: 1 + 0.87 σ √(2 ln n), a fit to
   /// the expected maximum of n normal numbers.
   double slowest_of(std::int64_t num_ranks) const;

@@ -28,6 +28,7 @@ void use_engine(const std::filesystem::path& path, std::int64_t dim, Cluster& cl
   engine.row_bytes_forward = reader.number_or("row_bytes_forward", 0.0);
   engine.row_bytes_backward = reader.number_or("row_bytes_backward", 0.0);
   engine.row_rate = reader.has("row_rate") ? reader.number("row_rate", 1e-3) : 1.0;
+  engine.expert_gradient_bytes = reader.number_or("expert_gradient_bytes", 0.0);
   if (reader.has("factor")) {
     reader.each_table("factor", [&](TomlReader factor) {
       engine.factors.push_back({.names = factor.texts("names"),

@@ -30,6 +30,8 @@ struct OtherEngine {
   // move at row_rate times the rate of a copy.
   double row_bytes_forward = 0.0, row_bytes_backward = 0.0, row_rate = 1.0;
   std::int64_t dim = 0;  // of those rows
+  /// Bytes that move besides, at a copy's rate, for each number that is added to a gradient of experts' weights.
+  double expert_gradient_bytes = 0.0;
 
   /// Returns how many times as long as ours an operator or transfer of a pass takes.
   double factor_of(const std::string& name_of_operator, std::string_view pass) const;

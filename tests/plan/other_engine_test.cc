@@ -75,6 +75,20 @@ TEST_F(OtherEngineFile, RowsMoveMoreBytes) {
   EXPECT_EQ(cluster.time_of(last).seconds, 1.0);
 }
 
+// 3 experts with 8 x 16 numbers each are added to: 3840 bytes at 1e3 bytes per second.
+TEST_F(OtherEngineFile, GradientsAreAddedByAnOperator) {
+  Cluster cluster = cluster_with("expert_gradient_bytes = 10\n");
+  cluster.rules.insert(cluster.rules.begin(), {.operators = {"copy"}, .type = {}, .bytes_per_second = 1e3});
+  RecordedOperator wgrad{.name = "grouped_linear_wgrad",
+                         .operands = {{{32, 8}, DType::kBFloat16, 0.5, true},
+                                      {{32, kDim}, DType::kBFloat16, 0.5, true},
+                                      {{3, 8, kDim}, DType::kFloat32}},
+                         .pass = "stage 0 backward"};
+  EXPECT_EQ(cluster.time_of(wgrad).seconds, 1.0);  // the first micro-batch's
+  wgrad.accumulates = true;
+  EXPECT_NEAR(cluster.time_of(wgrad).seconds, 1.0 + 3.84, 1e-12);
+}
+
 // Three operators of 10 ms wait for a host that needs 20 ms for each, in every micro-batch.
 TEST(OtherEngine, APassWaitsForTheHost) {
   StepRecord record;
