@@ -1,7 +1,9 @@
 // `tessera plan` shows what a way to train would cost, before any machine is used.
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "app/cli/commands.h"
@@ -240,13 +242,13 @@ struct TimeCommand {
 
   void run(const JobConfig& job) const {
     require(calibration.empty() != cluster.empty(),
-            "give one of --calibration, for a step of one rank on this CPU, and --cluster, for GPUs");
+            "give one of --calibration, for steps on this CPU, and --cluster, for GPUs");
     job.validate();
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
     require((engine.empty() && html.empty() && routing.loads.empty()) || !cluster.empty(),
             "--engine, --html and --loads need --cluster");
-    cluster.empty() ? run_on_cpu(job) : run_on(cluster_with_engine(cluster, engine, job), job, degrees);
+    cluster.empty() ? run_on_cpu(job, degrees) : run_on(cluster_with_engine(cluster, engine, job), job, degrees);
   }
 
   /// Returns the part of the time that trains. A failure costs half of the time between checkpoints and the restart.
@@ -256,14 +258,13 @@ struct TimeCommand {
     return hours_between_failures / (hours_between_failures + lost);
   }
 
-  void run_on_cpu(const JobConfig& job) const {
-    require(job.training.device != DeviceChoice::kCuda && num_ranks == 1,
-            "--calibration is for steps of one rank on a CPU; --cluster has the rates of GPUs");
-    const StepForecast forecast = forecast_on_cpu(job, read_calibration(calibration));
-    const double tokens = static_cast<double>(job.sequences_per_step() * job.training.seq_len);
-    if (json) return fmt::print("{}\n", json_text(json_of(forecast, forecast.seconds, tokens)));
-    print_lines(forecast);
-    fmt::print("step {:.1f} ms, {:.0f} tokens/s\n", forecast.seconds * 1e3, tokens / forecast.seconds);
+  void run_on_cpu(const JobConfig& job, const MeshDegrees& degrees) const {
+    require(job.training.device != DeviceChoice::kCuda,
+            "--calibration is for steps on a CPU; --cluster has the rates of GPUs");
+    const RunForecast forecast = forecast_on_cpu(job, degrees, read_calibration(calibration));
+    if (json) return fmt::print("{}\n", json_text(json_of(forecast.step, forecast.seconds, forecast.tokens)));
+    print_lines(forecast.step);
+    fmt::print("step {:.1f} ms, {:.0f} tokens/s\n", forecast.seconds * 1e3, forecast.tokens / forecast.seconds);
   }
 
   void run_on(const Cluster& machine, const JobConfig& job, const MeshDegrees& degrees) const {

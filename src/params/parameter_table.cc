@@ -1,6 +1,7 @@
 #include "params/parameter_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace tessera {

@@ -77,6 +77,13 @@ std::optional<OperatorTime> Calibration::find_time(const RecordedOperator& call)
                       .error = is_extrapolated ? std::max(rate.mean_error, kUnmeasuredError) : rate.mean_error};
 }
 
+double Calibration::between_ranks_value(const std::string& name) const {
+  const auto found = std::ranges::find(between_ranks, name, &RankValue::name);
+  require(found != between_ranks.end(),
+          "'{}' has no '{}': `mpirun -np 2 tessera bench calibrate` measures several ranks", path.string(), name);
+  return found->value;
+}
+
 OperatorTime Calibration::time_of(const RecordedOperator& call) const {
   if (const std::optional<OperatorTime> time = find_time(call)) return *time;
   throw MissingRate(fmt::format(
@@ -143,6 +150,7 @@ Calibration read_calibration(const std::filesystem::path& path) {
                      .threads = static_cast<int>(fields.count("threads", kMost)),
                      .operators = {},
                      .seconds_per_operator = fields.number("seconds_per_operator"),
+                     .between_ranks = {},
                      .path = path};
   for (const auto& [name, value] : fields.at("operators").items()) {
     const JsonFields of_class(value, fmt::format("'{}', $.operators.{}", path.string(), name));
@@ -156,6 +164,18 @@ Calibration read_calibration(const std::filesystem::path& path) {
               OperatorWork::kNames[kind]);
     }
     result.operators.emplace(name, rate);
+  }
+  if (fields.contains("between_ranks")) {
+    for (const auto& [name, value] : fields.at("between_ranks").items()) {
+      const JsonFields of_value(value, fmt::format("'{}', $.between_ranks.{}", path.string(), name));
+      result.between_ranks.push_back({.name = name,
+                                      .value = of_value.number("value"),
+                                      .unit = of_value.text("unit"),
+                                      .source = of_value.text("source"),
+                                      .date = of_value.text("date")});
+      require(result.between_ranks.back().value >= 0.0, "'{}', $.between_ranks.{}.value is below 0", path.string(),
+              name);
+    }
   }
   return result;
 }
@@ -172,6 +192,11 @@ void write_calibration(const Calibration& calibration, const std::filesystem::pa
     json["least_bytes"] = rate.least_bytes;
     json["most_bytes"] = rate.most_bytes;
   }
+  nlohmann::ordered_json between_ranks = nlohmann::ordered_json::object();
+  for (const RankValue& value : calibration.between_ranks) {
+    between_ranks[value.name] = {
+        {"value", value.value}, {"unit", value.unit}, {"source", value.source}, {"date", value.date}};
+  }
   const nlohmann::ordered_json json = {{"format", kFormat},
                                        {"version", kVersion},
                                        {"machine", calibration.machine},
@@ -180,6 +205,7 @@ void write_calibration(const Calibration& calibration, const std::filesystem::pa
                                        {"source", "tessera bench calibrate"},
                                        {"threads", calibration.threads},
                                        {"seconds_per_operator", calibration.seconds_per_operator},
+                                       {"between_ranks", between_ranks},
                                        {"operators", operators}};
   write_whole_file(path, json_text(json, 1) + '\n');
 }

@@ -52,12 +52,23 @@ class MissingRate : public Error {
   using Error::Error;
 };
 
+/// Holds a number that ranks of one node measured together (plan/measure/calibrate_ranks.h).
+struct RankValue {
+  std::string name;  // "all_gather.gb_per_s"
+  double value = 0.0;
+  std::string unit, source, date;
+};
+
 struct Calibration {
   std::string machine, program, date;             // the processor or GPU, version(), and the day as year-month-day
   int threads = 1;                                // 0: of a GPU
   std::map<std::string, OperatorRate> operators;  // by class
   double seconds_per_operator = 0.0;              // of a step, besides its operators, for each of them
 
+  std::vector<RankValue> between_ranks;  // empty: one rank measured
+
+  /// Returns the value of that name. Throws Error, which names the file and the remedy, if there is none.
+  double between_ranks_value(const std::string& name) const;
   /// Returns the class itself if it was measured. Otherwise returns the most similar one of the same operator, whose
   /// first operand has the same type. Returns an empty text if there is none.
   std::string measured_class(const std::string& name) const;

@@ -163,6 +163,7 @@ double Cluster::copy_seconds(double bytes, const std::string& pass) const {
 OperatorTime Cluster::own_time_of(const RecordedOperator& call) const {
   const auto rule = std::ranges::find_if(rules, [&](const OperatorRule& one) { return one.is_for(call); });
   if (rule != rules.end()) return {.seconds = rule->seconds(call), .error = kUnmeasuredError};
+  if (rules.empty()) return calibration.time_of(call);
   if (const std::optional<OperatorTime> time = calibration.find_time(call)) return *time;
   throw MissingRate(fmt::format(
       "'{}' has no rate for '{}': add an [[operator]] for it, or let [operators_of] name a file that `tessera bench "
@@ -172,6 +173,39 @@ OperatorTime Cluster::own_time_of(const RecordedOperator& call) const {
 
 double Cluster::slowest_of(std::int64_t num_ranks) const {
   return 1.0 + 0.87 * straggler * std::sqrt(2.0 * std::log(static_cast<double>(num_ranks)));
+}
+
+double Cluster::domain_rate(const std::string& kind) const {
+  const auto found = domain_bytes_per_second_of.find(kind);
+  return found == domain_bytes_per_second_of.end() ? domain_bytes_per_second : found->second;
+}
+
+Cluster cluster_of_cpus(const Calibration& calibration, std::int64_t num_ranks) {
+  Cluster cluster;
+  cluster.name = calibration.machine;
+  cluster.path = calibration.path;
+  cluster.calibration = calibration;
+  cluster.gpus_per_domain = static_cast<int>(num_ranks);
+  if (num_ranks == 1) return cluster;
+  const auto measured = static_cast<std::int64_t>(calibration.between_ranks_value("ranks"));
+  require(measured == num_ranks,
+          "'{}' was measured by {} ranks, and this run has {}: `mpirun -np {} tessera bench calibrate` measures them",
+          calibration.path.string(), measured, num_ranks, num_ranks);
+  const auto rate = [&](const std::string& kind) {
+    return kGiga * calibration.between_ranks_value(kind + ".gb_per_s");
+  };
+  for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"}) {
+    cluster.domain_bytes_per_second_of[kind] = rate(kind);
+  }
+  cluster.domain_bytes_per_second = cluster.network_bytes_per_second = rate("domain");
+  // A dispatch moves what an all-to-all would, through the same memory.
+  cluster.direct_bytes_per_second = rate("all_to_all");
+  cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = HUGE_VAL;
+  cluster.seconds_per_transfer = cluster.seconds_per_dispatch =
+      kMicro * calibration.between_ranks_value("domain.microseconds");
+  cluster.overlap_cost = cluster.direct_overlap_cost = calibration.between_ranks_value("overlap_cost");
+  cluster.straggler = calibration.between_ranks_value("straggler");
+  return cluster;
 }
 
 Cluster read_cluster(const std::filesystem::path& path) { return read(path); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct Cluster {
   int gpus_per_domain = 1;  // GPUs that NVLink connects
   // Between GPUs of a domain, and of different ones: per GPU and direction, as reached.
   double domain_bytes_per_second = 0.0, network_bytes_per_second = 0.0;
+  /// The rates of some kinds of transfers within a domain ("all_gather"). Others have domain_bytes_per_second.
+  std::map<std::string, double> domain_bytes_per_second_of;
   double memory_bytes = 0.0;    // of a GPU
   double reserved_bytes = 0.0;  // of that, what CUDA and NCCL take
   double dollars_per_gpu_hour = 0.0;
@@ -68,10 +71,15 @@ struct Cluster {
   OperatorTime own_time_of(const RecordedOperator& call) const;
   /// Returns the seconds of a copy that reads and writes so many bytes in all, in bfloat16.
   double copy_seconds(double bytes, const std::string& pass) const;
+  /// Returns the bytes per second of a link within a domain, in transfers of that kind.
+  double domain_rate(const std::string& kind) const;
   /// Returns by which factor the slowest of num_ranks GPUs is slower than their mean: 1 + 0.87 σ √(2 ln n), a fit to
   /// the expected maximum of n normal numbers.
   double slowest_of(std::int64_t num_ranks) const;
 };
+
+/// Returns the CPU ranks of one node that measured the calibration. Throws Error if they were not `num_ranks`.
+Cluster cluster_of_cpus(const Calibration& calibration, std::int64_t num_ranks);
 
 /// Throws Error, which names the file and the key, if something is missing, has no source, or is no number in range.
 Cluster read_cluster(const std::filesystem::path& path);

@@ -12,23 +12,6 @@
 
 namespace tessera {
 
-StepForecast forecast_on_cpu(const JobConfig& job, const Calibration& calibration) {
-  require(calibration.threads > 0, "'{}' has the rates of a GPU, {}", calibration.path.string(), calibration.machine);
-  const int threads = job.training.num_threads > 0 ? static_cast<int>(job.training.num_threads) : num_threads();
-  require(calibration.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
-          calibration.path.string(), calibration.threads, threads);
-  if (calibration.program != version()) {
-    spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
-                 calibration.path.string(), calibration.program, version());
-  }
-  const TrainingStep step(job);
-  const StepTimes times{.of_operator = [&](const RecordedOperator& call) { return calibration.time_of(call); },
-                        .of_transfer = {},
-                        .seconds_per_operator = calibration.seconds_per_operator};
-  const PipelineSchedule schedule = job.pipeline_schedule({.dp_shard = 1});
-  return forecast_step({forecast_rank(step.dry_run(), schedule.num_micro_batches, false, times)}, schedule);
-}
-
 RoutingKind default_routing(const JobConfig& job) {
   if (job.debug.moe_force_load_balance) return RoutingKind::kForced;
   return job.model.args.n_expert_groups > 1 ? RoutingKind::kGroups : RoutingKind::kUniform;
@@ -224,6 +207,20 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Ro
   result.tokens = static_cast<double>(job.sequences_per_step(data_ranks) * job.training.seq_len);
   for (const ForecastLine& line : result.step.ranks[result.step.slowest].lines) result.executed_flop += line.flop;
   return result;
+}
+
+RunForecast forecast_on_cpu(const JobConfig& job, const MeshDegrees& degrees, const Calibration& calibration) {
+  require(calibration.threads > 0, "'{}' has the rates of a GPU, {}", calibration.path.string(), calibration.machine);
+  const auto num_ranks = static_cast<int>(degrees.num_ranks());
+  const int of_rank = num_ranks == 1 ? num_threads() : std::max(1, num_cores() / num_ranks);
+  const int threads = job.training.num_threads > 0 ? static_cast<int>(job.training.num_threads) : of_rank;
+  require(calibration.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
+          calibration.path.string(), calibration.threads, threads);
+  if (calibration.program != version()) {
+    spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
+                 calibration.path.string(), calibration.program, version());
+  }
+  return forecast_run({job, Device::kCpu, degrees}, cluster_of_cpus(calibration, num_ranks), default_routing(job));
 }
 
 }  // namespace tessera

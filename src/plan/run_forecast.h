@@ -37,9 +37,9 @@ struct RunForecast {
 RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Routing& routing,
                          bool keeps_events = false);
 
-/// Predicts a step of one rank on this CPU. Throws Error if the calibration is of a GPU, of another number of threads,
-/// or lacks a rate. Warns if it is of another version of this program.
-StepForecast forecast_on_cpu(const JobConfig& job, const Calibration& calibration);
+/// Predicts a step of ranks that share this CPU. Throws Error if the calibration is of a GPU, of another number of
+/// threads or ranks, or lacks a rate. Warns if it is of another version of this program.
+RunForecast forecast_on_cpu(const JobConfig& job, const MeshDegrees& degrees, const Calibration& calibration);
 
 /// Describes the load of a layer's busiest rank, divided by the mean of the ranks.
 struct BusiestRank {

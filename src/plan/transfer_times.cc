@@ -55,7 +55,7 @@ double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
     const double plan =
         transfer.kind == "dispatch" ? cluster_.seconds_per_host_plan + cluster_.seconds_per_transfer : 0.0;
     return plan + cluster_.seconds_per_transfer +
-           std::max(here / cluster_.domain_bytes_per_second, network / cluster_.network_bytes_per_second);
+           std::max(here / cluster_.domain_rate("all_to_all"), network / cluster_.network_bytes_per_second);
   }
   // A row crosses the network once per domain, and a domain's links once per rank there.
   const double over_links = transfer.bytes * spread_.other_ranks() / cluster_.direct_bytes_per_second;
@@ -88,7 +88,7 @@ double TransferTimes::of_collective(const RecordedTransfer& transfer) const {
     far = domains > 1.0 ? transfer.bytes : 0.0;
   }
   return cluster_.seconds_per_transfer +
-         std::max(near / cluster_.domain_bytes_per_second, far / cluster_.network_bytes_per_second);
+         std::max(near / cluster_.domain_rate(transfer.kind), far / cluster_.network_bytes_per_second);
 }
 
 bool TransferTimes::is_far(const RecordedTransfer& transfer) const {

@@ -68,8 +68,14 @@ TEST(Calibration, AFileHoldsWhatWasMeasured) {
   written.threads = 2;
   written.seconds_per_operator = 1.5e-7;
   written.operators.emplace("gemm NT float32", fit_rate(calls_of_known_rates()));
+  written.between_ranks = {{"overlap_cost", 0.75, "part", "a test", "2026-01-02"}};
   write_calibration(written, scratch / "c.json");
   const Calibration read = read_calibration(scratch / "c.json");
+  EXPECT_EQ(read.between_ranks_value("overlap_cost"), 0.75);
+  EXPECT_EQ(read.between_ranks.at(0).unit, "part");
+  EXPECT_EQ(read.between_ranks.at(0).source, "a test");
+  EXPECT_EQ(read.between_ranks.at(0).date, "2026-01-02");
+  expect_error([&] { read.between_ranks_value("straggler"); }, {"c.json", "straggler", "mpirun -np 2"});
   EXPECT_EQ(read.machine, written.machine);
   EXPECT_EQ(read.program, written.program);
   EXPECT_EQ(read.date, written.date);

@@ -14,6 +14,7 @@
 #include "ops/cpu/kernels.h"
 #include "ops/runtime/kernel_profile.h"
 #include "plan/measure/calibrate.h"
+#include "plan/measure/calibrate_ranks.h"
 #include "plan/measure/random_steps.h"
 #include "plan/measure/step_comparison.h"
 #include "plan/run_forecast.h"
@@ -69,7 +70,8 @@ Compared compare(const StepOptions& options, const JobConfig& config, const Mesh
   if (options.cluster.empty()) {
     const Calibration calibration = read_calibration(options.calibration);
     const auto predict = [&](const RecordedOperator& call) { return calibration.time_of(call); };
-    return {forecast_on_cpu(config, calibration).seconds, compare_operators(timed.operators, predict), 0.0};
+    return {forecast_on_cpu(config, mesh.degrees, calibration).seconds, compare_operators(timed.operators, predict),
+            0.0};
   }
   const Cluster cluster = read_cluster(options.cluster);
   const auto predict = [&](const RecordedOperator& call) { return cluster.time_of(call); };
@@ -157,8 +159,8 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   const Device device = cuda == nullptr ? Device::kCpu : Device::kCuda;
   require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
   require(options.cluster.empty() || device == Device::kCuda, "--cluster has the rates of GPUs; this runs on a CPU");
-  require(options.calibration.empty() || (device == Device::kCpu && ranks.size() == 1),
-          "--calibration is for steps of one rank on a CPU; --cluster has the rates of GPUs");
+  require(options.calibration.empty() || device == Device::kCpu,
+          "--calibration is for steps on a CPU; --cluster has the rates of GPUs");
   set_threads(config, ranks);
   use_cpu_kernels(options.cpu_kernels);
 
@@ -257,32 +259,70 @@ void add_step_command(CLI::App& parent, int& status) {
   });
 }
 
-void add_calibrate_command(CLI::App& parent) {
-  auto out = std::make_shared<std::string>("calibration.json");
-  auto options = std::make_shared<CalibrateOptions>();
-  auto on_gpu = std::make_shared<bool>(false);
-  CLI::App* command = parent.add_subcommand("calibrate", "Measure this machine's operators, for `tessera plan time`");
-  command->add_flag("--gpu", *on_gpu, "Measure the GPU, which needs 80 GB and CUPTI, and not the CPU");
-  command->add_option("--out,--output", *out, "Write the rates to this file")->capture_default_str();
-  command->add_option("--steps", options->steps, "Steps of every small model that are timed in a round")
-      ->transform(as_count(1, 1000))
-      ->capture_default_str();
-  command->add_option("--rounds", options->rounds, "Rounds of all models")
-      ->transform(as_count(1, 1000))
-      ->capture_default_str();
-  command->callback([out, options, on_gpu] {
-    if (*on_gpu) options->device = Device::kCuda;
-    require(!*on_gpu || cuda::available(), "--gpu measures a GPU, but {}", cuda::why_unavailable());
+struct CalibrateCommand {
+  std::string out = "calibration.json";
+  CalibrateOptions options;
+  bool on_gpu = false;
+
+  /// Says where the ranks compute. Ranks that have finished wait long for others, which measure for themselves.
+  JobConfig config() const {
+    JobConfig config;
+    config.training.device = on_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+    config.comm.init_timeout_seconds = 1800;
+    return config;
+  }
+
+  /// All ranks measure their operators at the same time, because they share the machine. Rank 0 writes its own.
+  void run(const JobConfig& config, Ranks& ranks) {
+    require(ranks.size() == ranks.num_on_node(), "{} ranks on several nodes: those of one node can be measured",
+            ranks.size());
+    const std::shared_ptr<cuda::Runtime> cuda = join_gpus(config, ranks);
+    set_threads(config, ranks);
+    if (on_gpu) options.device = Device::kCuda;
     std::optional<ProgressBar> bar;
-    options->progress = [&bar](std::size_t done, std::size_t count) {
-      if (!bar) bar.emplace("measuring", count, "models");
-      bar->set(done);
-    };
-    const Calibration calibration = calibrate(*options);
-    bar->clear();
-    write_calibration(calibration, *out);
-    fmt::print("{}: {} classes of operators of {}{}\n", *out, calibration.operators.size(), calibration.machine,
-               *on_gpu ? "" : fmt::format(" with {} threads", calibration.threads));
+    if (ranks.rank() == 0) {
+      options.progress = [&bar](std::size_t done, std::size_t count) {
+        if (!bar) bar.emplace("measuring", count, "models");
+        bar->set(done);
+      };
+    }
+    std::vector<RankValue> between_ranks;
+    if (ranks.size() > 1) between_ranks = calibrate_ranks(ranks.world(), cuda.get());
+    Calibration calibration = calibrate(options);
+    if (bar) bar->clear();
+    if (ranks.rank() != 0) return;
+    for (RankValue& value : between_ranks) value.date = calibration.date;
+    calibration.between_ranks = std::move(between_ranks);
+    write_calibration(calibration, out);
+    fmt::print("{}: {} classes of operators of {}{}\n", out, calibration.operators.size(), calibration.machine,
+               on_gpu ? "" : fmt::format(" with {} threads", calibration.threads));
+    for (const RankValue& value : calibration.between_ranks) {
+      fmt::print("{:>28}{:>12.4g}  {} ({})\n", value.name, value.value, value.unit, value.source);
+    }
+  }
+};
+
+void add_calibrate_command(CLI::App& parent, int& status) {
+  auto command = std::make_shared<CalibrateCommand>();
+  CLI::App* app = parent.add_subcommand("calibrate", "Measure this machine's operators, for `tessera plan time`");
+  app->add_flag("--gpu", command->on_gpu, "Measure the GPU, which needs 80 GB and CUPTI, and not the CPU");
+  app->add_option("--out,--output", command->out, "Write the rates to this file")->capture_default_str();
+  app->add_option("--steps", command->options.steps, "Steps of every small model that are timed in a round")
+      ->transform(as_count(1, 1000))
+      ->capture_default_str();
+  app->add_option("--rounds", command->options.rounds, "Rounds of all models")
+      ->transform(as_count(1, 1000))
+      ->capture_default_str();
+  app->footer(
+      "Under mpirun, the ranks of a node also measure their transfers, what products lose beside these, and how much\n"
+      "the slowest rank lags behind.");
+  app->callback([command, &status] {
+    require(!command->on_gpu || cuda::available(), "--gpu measures a GPU, but {}", cuda::why_unavailable());
+    status = run_on_ranks([&] { return command->config(); },
+                          [&](const JobConfig& config, Ranks& ranks) {
+                            command->run(config, ranks);
+                            return 0;
+                          });
   });
 }
 
@@ -379,7 +419,7 @@ void add_table_command(CLI::App& parent, GpuTable table, const std::string& name
 void add_bench_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("bench", "Time training steps, and operators on a GPU");
   add_step_command(*command, status);
-  add_calibrate_command(*command);
+  add_calibrate_command(*command, status);
   add_world_command(*command, status);
   add_table_command(*command, GpuTable::kGemm, "gemm", "Dense products on a GPU, in bfloat16 and in 8 bits");
   add_table_command(*command, GpuTable::kGrouped, "grouped", "Products of experts on a GPU, in bfloat16 and in 8 bits");

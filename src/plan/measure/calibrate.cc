@@ -167,12 +167,12 @@ StepFit fit_steps(std::span<const TimedModel> models) {
           .factor = rate.seconds_per[OperatorWork::kFlop]};
 }
 
+}  // namespace
+
 std::string today() {
   return fmt::format("{:%Y-%m-%d}",
                      fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
-
-}  // namespace
 
 std::vector<JobConfig> calibration_models(Device device) {
   std::vector<JobConfig> models;

@@ -22,6 +22,9 @@ struct CalibrateOptions {
   std::function<void(std::size_t done, std::size_t count)> progress;
 };
 
+/// Returns the day: year-month-day.
+std::string today();
+
 /// Trains the calibration's models for a few steps, times every operator, and fits the rates to the medians.
 Calibration calibrate(const CalibrateOptions& options);
 

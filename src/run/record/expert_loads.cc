@@ -1,7 +1,9 @@
 #include "run/record/expert_loads.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+#include <optional>
 #include <span>
 
 #include "base/error.h"
