@@ -167,7 +167,10 @@ Scratch allocate(const Context& op, const MlaDims& dims, const MlaOperands& oper
   Scratch scratch;
   scratch.k_KHN = op.arena->allocate({shape.num_tokens(), shape.num_heads, shape.dim_qk}, operands.q.dtype());
   if (!is_library) return scratch;
-  scratch.workspace = op.arena->allocate_bytes(AttentionLibrary::workspace_bytes(shape, backward));
+  // cuDNN is asked while the step is measured, too. Its graphs are built then.
+  scratch.workspace =
+      op.arena->allocate_bytes(op.cuda == nullptr ? AttentionLibrary::estimated_workspace_bytes(shape, backward)
+                                                  : op.cuda->libraries().attention().workspace_bytes(shape, backward));
   if (shape.max_documents == 0) return scratch;
   const std::int64_t documents = shape.max_documents;
   scratch.lengths = op.arena->allocate({documents}, DType::kInt32);
@@ -260,7 +263,6 @@ void mla_attention_forward(const Context& op, const MlaDims& dims, const MlaOper
   const AttentionShape shape = library_shape(op, dims);
   const ArenaScope scope(*op.arena);
   const Scratch scratch = allocate(op, dims, operands, is_library, /*backward=*/false);
-  if (is_library && op.cuda != nullptr) op.cuda->libraries().attention().prepare(shape, /*backward=*/false);
   if (op.measuring() || operands.q.num_elements() == 0) return;
   join_keys(op, dims, operands, scratch.k_KHN);
   if (is_library) {
@@ -295,7 +297,6 @@ void mla_attention_backward(const Context& op, const MlaDims& dims, const MlaOpe
   const Tensor d_k_KHN = op.arena->allocate(scratch.k_KHN.shape(), scratch.k_KHN.dtype());
   // Holds the plain kernels' o · d_o, or the logsumexps by head for cuDNN.
   const Tensor per_query = op.arena->allocate(lse_TH.shape(), DType::kFloat32);
-  if (is_library && op.cuda != nullptr) op.cuda->libraries().attention().prepare(shape, /*backward=*/true);
   if (op.measuring() || operands.q.num_elements() == 0) return;
   join_keys(op, dims, operands, scratch.k_KHN);
   if (is_library) {

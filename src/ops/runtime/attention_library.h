@@ -52,12 +52,13 @@ class AttentionLibrary {
 
   /// Returns whether cuDNN's kernels accept these head dims and lengths.
   static bool supports(const AttentionShape& shape);
-  /// Returns bytes of scratch memory that suffice for a pass. The number is known without cuDNN. Building the pass's
-  /// graph checks it.
-  static std::size_t workspace_bytes(const AttentionShape& shape, bool backward);
+  /// Returns bytes of scratch memory for a pass, without asking cuDNN. It is for planning without a GPU. The bytes were
+  /// measured on Hopper, where they suffice.
+  static std::size_t estimated_workspace_bytes(const AttentionShape& shape, bool backward);
 
-  /// Builds the graph of a pass, unless it exists.
-  void prepare(const AttentionShape& shape, bool backward);
+  /// Returns the bytes of scratch memory that cuDNN asks for. Builds the graph of the pass, unless it exists.
+  std::size_t workspace_bytes(const AttentionShape& shape, bool backward);
+
   void forward(const AttentionShape& shape, const AttentionOperands& operands, const DocumentTable& documents,
                std::byte* workspace);
   void backward(const AttentionShape& shape, const AttentionOperands& operands, const DocumentTable& documents,

@@ -1,4 +1,6 @@
 #include "ops/attention/mla_attention.h"
+#include "ops/runtime/attention_library.h"
+#include "ops/runtime/libraries.h"
 #include "tests/ops/parity.h"
 
 namespace tessera {
@@ -156,6 +158,34 @@ TEST_F(MlaAttentionCuda, DeterministicGradients) {
           }
         },
         {x.d_q, x.d_kv, x.d_k_rope}, kBackwardBound);
+  }
+}
+
+// A plan that is made without a GPU has at least the scratch that cuDNN asks for on a Hopper.
+TEST_F(MlaAttentionCuda, TheEstimateOfScratchSufficesOnHopper) {
+  cuda::Runtime runtime;
+  if (runtime.compute_capability() != 9) GTEST_SKIP() << "the estimate is for Hopper";
+  cuda::AttentionLibrary& library = runtime.libraries().attention();
+  for (const std::int64_t seq_len : {203, 4096}) {
+    for (const std::int64_t documents : {0, 40}) {
+      for (const bool deterministic : {false, true}) {
+        const cuda::AttentionShape shape{.num_seqs = 2,
+                                         .seq_len = seq_len,
+                                         .num_heads = 16,
+                                         .dim_qk = 192,
+                                         .dim_v = 128,
+                                         .v_stride = 256,
+                                         .max_documents = documents,
+                                         .scale = 0.1f,
+                                         .deterministic = deterministic};
+        for (const bool backward : {false, true}) {
+          EXPECT_LE(library.workspace_bytes(shape, backward),
+                    cuda::AttentionLibrary::estimated_workspace_bytes(shape, backward))
+              << seq_len << " tokens, " << documents << " documents, deterministic " << deterministic << ", backward "
+              << backward;
+        }
+      }
+    }
   }
 }
 
