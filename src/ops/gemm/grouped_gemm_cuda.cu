@@ -1,5 +1,6 @@
 #include "ops/gemm/grouped_gemm.h"
 #include "ops/gemm/grouped_simt.h"
+#include "ops/gemm/library/library_grouped_gemm.h"
 #include "ops/gemm/sm90/sm90_grouped_gemm.h"
 #include "ops/kit/launch.cuh"
 
@@ -76,20 +77,69 @@ __global__ void __launch_bounds__(kThreads) simt_kernel(SimtArgs args, const T* 
   }
 }
 
-/// Returns whether Hopper's kernel accepts the operands.
-bool fits_sm90(const Context& op, const Tensor& x, const Tensor& w_EMN) {
-  return op.cuda->compute_capability() == 9 && x.dtype() == DType::kBFloat16 && w_EMN.dim(0) <= kSm90MaxExperts &&
-         w_EMN.dim(1) % 8 == 0 && w_EMN.dim(2) % 8 == 0;
+enum class Kernel { kSm90, kLibrary, kSimt };
+
+/// Returns the kernel for products of rows of this type with experts of this shape. Measuring without a GPU assumes
+/// Hopper.
+Kernel kernel_for(const Context& op, DType dtype, const Shape& shape_EMN) {
+  const std::int64_t experts = shape_EMN[0], m = shape_EMN[1], n = shape_EMN[2];
+  if (dtype != DType::kBFloat16 || m % 8 != 0 || n % 8 != 0 || experts > kLibraryMaxExperts) return Kernel::kSimt;
+  const bool is_hopper = op.cuda == nullptr || op.cuda->compute_capability() == 9;
+  const bool prefers_library = op.cuda != nullptr && op.cuda->prefers_library_grouped_gemm();
+  return is_hopper && experts <= kSm90MaxExperts && !prefers_library ? Kernel::kSm90 : Kernel::kLibrary;
+}
+
+/// Allocates the library's scratch. Measuring without a GPU assumes as many SMs as any GPU has.
+std::byte* library_scratch(const Context& op) {
+  constexpr int kMostSms = 160;
+  if (op.cuda == nullptr) return op.arena->allocate_bytes(sm90_library_scratch_bytes(kMostSms));
+  const auto bytes = op.cuda->compute_capability() == 9 ? sm90_library_scratch_bytes : sm100_library_scratch_bytes;
+  return op.arena->allocate_bytes(bytes(op.cuda->num_sms()));
+}
+
+LibraryProduct library_product(GroupedKind kind) {
+  if (kind == GroupedKind::kForward) return LibraryProduct::kForward;
+  return kind == GroupedKind::kDgrad ? LibraryProduct::kDgrad : LibraryProduct::kWgrad;
+}
+
+/// Computes a product with the library. `a` and `b` are the operands in the order of the operator's.
+void run_library(const Context& op, GroupedKind kind, const Tensor& a, const Tensor& b, const Tensor& offsets_E1,
+                 const Tensor& out, Write write) {
+  const ArenaScope scope(*op.arena);
+  std::byte* scratch = library_scratch(op);
+  if (op.measuring()) return;
+  const Shape& shape_EMN = kind == GroupedKind::kWgrad ? out.shape() : b.shape();
+  const auto run = op.cuda->compute_capability() == 9 ? sm90_library_grouped : sm100_library_grouped;
+  run({.product = library_product(kind),
+       .a = numbers<const __nv_bfloat16>(a),
+       .b = numbers<const __nv_bfloat16>(b),
+       .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
+       .c = out.raw(),
+       .scratch = scratch,
+       .accumulate = write == Write::kAccumulate,
+       .num_experts = static_cast<int>(shape_EMN[0]),
+       .m = static_cast<int>(shape_EMN[1]),
+       .n = static_cast<int>(shape_EMN[2]),
+       .num_sms = op.cuda->num_sms()},
+      stream_of(op));
 }
 
 /// Reports the product as slow if it has no fast kernel. Float32 is exempt, because it is for comparisons and has no
 /// other kernel.
-void tell_if_slow(const Context& op, const Tensor& x, const Tensor& w_EMN) {
-  if (op.cuda == nullptr || x.dtype() != DType::kBFloat16 || fits_sm90(op, x, w_EMN)) return;
+void tell_if_slow(const Context& op, DType dtype, const Shape& shape_EMN) {
+  if (!op.measuring() || op.cuda == nullptr || dtype != DType::kBFloat16) return;
   op.cuda->add_slow_operator(
       fmt::format("bfloat16 products of {} experts, {} x {}, run without tensor cores: these take up to {} experts and "
-                  "sizes that are multiples of 8, on Hopper GPUs",
-                  w_EMN.dim(0), w_EMN.dim(1), w_EMN.dim(2), kSm90MaxExperts));
+                  "sizes that are multiples of 8",
+                  shape_EMN[0], shape_EMN[1], shape_EMN[2], kLibraryMaxExperts));
+}
+
+/// Computes a product with a kernel that is not one of Hopper's.
+void run_other(const Context& op, Kernel kernel, GroupedKind kind, const Tensor& a, const Tensor& b,
+               const Tensor& offsets_E1, const Tensor& out, Write write) {
+  if (kernel == Kernel::kLibrary) return run_library(op, kind, a, b, offsets_E1, out, write);
+  tell_if_slow(op, a.dtype(), kind == GroupedKind::kWgrad ? out.shape() : b.shape());
+  grouped_simt(op, kind, a, b, offsets_E1, out, write);
 }
 
 }  // namespace
@@ -157,9 +207,10 @@ void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, co
 
 void grouped_linear_forward(const Context& op, const Tensor& x_RN, const Tensor& w_EMN, const Tensor& offsets_E1,
                             const Tensor& y_RM) {
-  if (op.measuring()) return tell_if_slow(op, x_RN, w_EMN);
-  if (!fits_sm90(op, x_RN, w_EMN))
-    return grouped_simt(op, GroupedKind::kForward, x_RN, w_EMN, offsets_E1, y_RM, Write::kAssign);
+  const Kernel kernel = kernel_for(op, x_RN.dtype(), w_EMN.shape());
+  if (kernel != Kernel::kSm90)
+    return run_other(op, kernel, GroupedKind::kForward, x_RN, w_EMN, offsets_E1, y_RM, Write::kAssign);
+  if (op.measuring()) return;
   sm90_grouped_forward({.x_RN = numbers<const __nv_bfloat16>(x_RN),
                         .w_EMN = numbers<const __nv_bfloat16>(w_EMN),
                         .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
@@ -174,9 +225,10 @@ void grouped_linear_forward(const Context& op, const Tensor& x_RN, const Tensor&
 
 void grouped_linear_dgrad(const Context& op, const Tensor& d_y_RM, const Tensor& w_EMN, const Tensor& offsets_E1,
                           const Tensor& d_x_RN) {
-  if (op.measuring()) return tell_if_slow(op, d_y_RM, w_EMN);
-  if (!fits_sm90(op, d_y_RM, w_EMN))
-    return grouped_simt(op, GroupedKind::kDgrad, d_y_RM, w_EMN, offsets_E1, d_x_RN, Write::kAssign);
+  const Kernel kernel = kernel_for(op, d_y_RM.dtype(), w_EMN.shape());
+  if (kernel != Kernel::kSm90)
+    return run_other(op, kernel, GroupedKind::kDgrad, d_y_RM, w_EMN, offsets_E1, d_x_RN, Write::kAssign);
+  if (op.measuring()) return;
   sm90_grouped_dgrad({.d_y_RM = numbers<const __nv_bfloat16>(d_y_RM),
                       .w_EMN = numbers<const __nv_bfloat16>(w_EMN),
                       .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
@@ -191,11 +243,12 @@ void grouped_linear_dgrad(const Context& op, const Tensor& d_y_RM, const Tensor&
 
 void grouped_linear_wgrad(const Context& op, const Tensor& d_y_RM, const Tensor& x_RN, const Tensor& offsets_E1,
                           const Tensor& d_w_EMN, Write write) {
+  const Kernel kernel = kernel_for(op, x_RN.dtype(), d_w_EMN.shape());
+  if (kernel != Kernel::kSm90)
+    return run_other(op, kernel, GroupedKind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN, write);
   const ArenaScope scope(*op.arena);
   std::byte* scratch = op.arena->allocate_bytes(kSm90PartsBytes);
-  if (op.measuring()) return tell_if_slow(op, x_RN, d_w_EMN);
-  if (!fits_sm90(op, x_RN, d_w_EMN))
-    return grouped_simt(op, GroupedKind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN, write);
+  if (op.measuring()) return;
   sm90_grouped_wgrad({.d_y_RM = numbers<const __nv_bfloat16>(d_y_RM),
                       .x_RN = numbers<const __nv_bfloat16>(x_RN),
                       .offsets_E1 = numbers<const std::int32_t>(offsets_E1),

@@ -47,6 +47,7 @@ Runtime::Runtime(const Runtime& main, int num_sms)
       sm_target_(num_sms),
       compute_capability_(main.compute_capability_),
       deterministic_(main.deterministic_),
+      prefers_library_grouped_gemm_(main.prefers_library_grouped_gemm_),
       recorder_(main.recorder_) {}
 
 Runtime::~Runtime() = default;

@@ -65,6 +65,11 @@ class Runtime {
   bool deterministic() const { return deterministic_; }
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
 
+  /// Returns whether grouped products in bfloat16 run on the library's kernel also where Hopper has a faster one. Tests
+  /// set it, since a Blackwell uses that kernel. It must be set before a step is measured.
+  bool prefers_library_grouped_gemm() const { return prefers_library_grouped_gemm_; }
+  void prefer_library_grouped_gemm(bool prefer) { prefers_library_grouped_gemm_ = prefer; }
+
   /// Returns which operators do not use their fast kernels, and why. Operators add these texts while a step is
   /// measured. Each text occurs once.
   const std::vector<std::string>& slow_operators() const { return slow_operators_; }
@@ -96,6 +101,7 @@ class Runtime {
   int num_sms_ = 0, sm_target_ = 0;  // sm_target_ is for libraries; 0 means all SMs
   int compute_capability_ = 0;
   bool deterministic_ = false;
+  bool prefers_library_grouped_gemm_ = false;
   std::vector<std::string> slow_operators_;
   std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   Wait wait_;

@@ -24,16 +24,35 @@ class GroupedGemmCuda : public ParityTest {
     const Tensor y = poisoned({rows, m}, dtype), d_x = poisoned({rows, n}, dtype);
     // Rows after the last group stay unchanged.
     const auto expect = [&](auto&& run, const Tensor& out) { expect_close(run, {out.rows(0, used)}, kBackwardBound); };
-    expect([&](const Side& s) { grouped_linear_forward(s.op, s(x), s(w), s(offsets), s(y)); }, y);
-    expect([&](const Side& s) { grouped_linear_dgrad(s.op, s(d_y), s(w), s(offsets), s(d_x)); }, d_x);
+    const auto forward = [&](const Side& s) {
+      choose(s);
+      as_graph(s, {y.rows(0, used)}, [&] { grouped_linear_forward(s.op, s(x), s(w), s(offsets), s(y)); });
+    };
+    expect(forward, y);
+    expect(
+        [&](const Side& s) {
+          choose(s);
+          as_graph(s, {d_x.rows(0, used)}, [&] { grouped_linear_dgrad(s.op, s(d_y), s(w), s(offsets), s(d_x)); });
+        },
+        d_x);
     for (const Write write : {Write::kAssign, Write::kAccumulate}) {
       const Shape shape{experts, m, n};
       const Tensor d_w = write == Write::kAssign ? poisoned(shape, DType::kFloat32) : random(shape);
-      expect_close([&](const Side& s) { grouped_linear_wgrad(s.op, s(d_y), s(x), s(offsets), s(d_w), write); }, {d_w},
-                   dtype == DType::kFloat32 ? kBackwardBound : 1e-3);
+      const auto wgrad = [&](const Side& s) {
+        choose(s);
+        grouped_linear_wgrad(s.op, s(d_y), s(x), s(offsets), s(d_w), write);
+      };
+      expect_close(wgrad, {d_w}, dtype == DType::kFloat32 ? kBackwardBound : 1e-3);
     }
-    expect_same([&](const Side& s) { grouped_linear_forward(s.op, s(x), s(w), s(offsets), s(y)); },
-                {y.rows(used, rows)});
+    expect_same(forward, {y.rows(used, rows)});
+  }
+
+  /// Whether a Hopper runs the kernel that a Blackwell runs.
+  bool prefers_library_ = false;
+
+ private:
+  void choose(const Side& s) const {
+    if (s.op.cuda != nullptr) s.op.cuda->prefer_library_grouped_gemm(prefers_library_);
   }
 };
 
@@ -47,6 +66,23 @@ TEST_F(GroupedGemmCuda, SizesAndSkews) {
     check(dtype, {64, 64}, 128, 128, 1);
   }
   check(DType::kBFloat16, std::vector<std::int32_t>(64, 33), 176, 256);
+}
+
+TEST_F(GroupedGemmCuda, TheLibrarysKernel) {
+  prefers_library_ = true;
+  check(DType::kBFloat16, {1}, 8, 8);
+  check(DType::kBFloat16, {0, 0, 5}, 24, 40);
+  check(DType::kBFloat16, {0, 0}, 24, 40);                 // no rows at all
+  check(DType::kBFloat16, {130, 0, 1, 257, 63}, 136, 72);  // tiles and steps of k that are not full
+  check(DType::kBFloat16, {0, 300, 0}, 264, 520);          // several tiles of columns
+  check(DType::kBFloat16, {64, 128}, 256, 256, 0);         // whole tiles, and no rows after them
+  check(DType::kBFloat16, std::vector<std::int32_t>(64, 33), 176, 256);
+}
+
+TEST_F(GroupedGemmCuda, MoreExpertsThanHoppersKernelsTake) {
+  check(DType::kBFloat16, std::vector<std::int32_t>(300, 3), 72, 136);
+  check(DType::kBFloat16, std::vector<std::int32_t>(512, 2), 16, 24);
+  check(DType::kBFloat16, std::vector<std::int32_t>(513, 2), 16, 24);  // more than the library takes, either
 }
 
 }  // namespace

@@ -1,0 +1,11 @@
+#include "ops/gemm/library/library_grouped_gemm.cuh"
+
+namespace tessera::cuda {
+
+std::size_t sm100_library_scratch_bytes(int num_sms) { return library::scratch_bytes<cutlass::arch::Sm100>(num_sms); }
+
+void sm100_library_grouped(const LibraryGrouped& args, cudaStream_t stream) {
+  library::multiply<cutlass::arch::Sm100>(args, stream);
+}
+
+}  // namespace tessera::cuda
