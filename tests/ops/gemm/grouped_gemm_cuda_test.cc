@@ -44,7 +44,7 @@ class GroupedGemmCuda : public ParityTest {
       };
       expect_close(wgrad, {d_w}, dtype == DType::kFloat32 ? kBackwardBound : 1e-3);
     }
-    expect_same(forward, {y.rows(used, rows)});
+    if (spare > 0) expect_same(forward, {y.rows(used, rows)});
   }
 
   /// Whether a Hopper runs the kernel that a Blackwell runs.
