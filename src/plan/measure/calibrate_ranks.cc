@@ -231,8 +231,11 @@ double direct_overlap_cost(RankProbe& probe, cuda::Runtime* runtime) {
     cuda::copy_bytes(runtime->stream(), weights.data(), routing.weights_tK.num_bytes(), routing.weights_tK.raw());
     for (const auto& call : calls) {
       cost += 0.5 * probe.overlap_cost(call, [&](int count) {
+        const ArenaScope scope(arena);  // side keeps the call's scratch until it ends
         SideStream side(op, dispatcher->num_sms());
-        for (int i = 0; i < count; ++i) probe.product(side.op());
+        Context product = side.op();
+        product.arena = probe.op().arena;  // which takes the scratch of a product back before join()
+        for (int i = 0; i < count; ++i) probe.product(product);
         call();
         side.join();
       });
@@ -242,8 +245,7 @@ double direct_overlap_cost(RankProbe& probe, cuda::Runtime* runtime) {
   Arena measuring(Device::kCuda);
   pass(measuring);
   dispatcher->allocate();
-  constexpr std::size_t kScratchOfProducts = std::size_t{256} << 20;
-  Arena arena(measuring.peak() + kScratchOfProducts, Device::kCuda);
+  Arena arena(measuring.peak(), Device::kCuda);
   pass(arena);
   return cost;
 }
