@@ -61,7 +61,8 @@ def main():
             same = sum((a["loss"], a["grad_norm"]) == (b["loss"], b["grad_norm"]) for a, b in zip(made, reference))
             rounds = sum(line.get("dispatch_later_rounds", 0) for line in made)
             print(f"{name}: loss {made[0]['loss']:.4f} to {made[-1]['loss']:.4f}, {same} of {len(made)} steps have the "
-                  f"bits of direct, the last {LAST} losses differ by {100 * differs:+.3f} %, {rounds:.0f} later rounds", flush=True)
+                  f"bits of direct, the last {LAST} losses differ by {100 * differs:+.3f} %, {rounds:.0f} later rounds",
+                  flush=True)
             failed |= len(made) != args.steps or made[-1]["loss"] > 0.9 * made[0]["loss"]
             failed |= abs(differs) > MARGIN if factor == 1.0 else same != args.steps
     return int(failed)
