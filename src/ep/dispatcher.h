@@ -163,10 +163,6 @@ class Dispatcher {
   /// Throws Error if so many rows cannot be counted.
   Dispatcher(const DispatchOptions& options, int num_ranks);
 
-  /// Returns whether the rows are those of one round among several, where the host knows it.
-  bool is_cut(const Context& op, const DispatchSaved& saved) const {
-    return saved.round > 0 || (op.measuring() ? has_rounds() : *saved.num_rounds > 1);
-  }
   /// Calls run(round) for the later rounds, or records them.
   virtual void repeat(const Context& op, const DispatchSaved& first, std::int64_t least,
                       const std::function<void(std::int64_t round)>& run) const;

@@ -56,7 +56,7 @@ FeedForward::Gradients FeedForward::backward_inputs(const LayerContext& context,
   TESSERA_DIMS(h_T2I, d_out_tD, d_x_tD);
   const TraceScope trace(context.op.trace, "feed_forward.backward_inputs");
   const GemmOperand d_out_TD = w2_.gradient(context, d_out_tD);
-  const Tensor d_a_TI = w2_.for_wgrad(context).allocate({h_T2I.dim(0), inter_dim_});
+  const Tensor d_a_TI = context.allocate({h_T2I.dim(0), inter_dim_});
   w2_.dgrad(context, d_out_TD, d_a_TI);
   // In plain form, d_h overwrites h, and the activations overwrite d_a.
   const GemmOperand d_h_T2I = allocate_operand(context, h_T2I.shape(), w13_.gradient_forms(context), h_T2I);

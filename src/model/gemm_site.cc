@@ -75,10 +75,6 @@ OperandForms GemmSite::gradient_forms(const LayerContext& context) const {
           .format = precision.activation};
 }
 
-LayerContext GemmSite::for_wgrad(const LayerContext& context) const {
-  return is_high(context.precision(id_).wgrad) ? for_deferred(context) : context;
-}
-
 std::int64_t GemmSite::row_alignment(const QuantizedWeights& quantized) const {
   const SitePrecision& precision = quantized.precision(id_);
   return is_high(precision.wgrad) ? 1 : precision.activation.along;

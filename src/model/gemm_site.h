@@ -50,9 +50,6 @@ class GemmSite {
   InputForms product_forms(const LayerContext& context) const;
   /// Returns the forms of the output's gradient that dgrad and wgrad read.
   OperandForms gradient_forms(const LayerContext& context) const;
-  /// Returns the context for a plain tensor that wgrad reads, or quantizes. If wgrad is deferred and reads it, the
-  /// tensor is allocated where it stays (for_deferred).
-  LayerContext for_wgrad(const LayerContext& context) const;
   /// Returns the multiple at which groups of rows must begin for wgrad.
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
 

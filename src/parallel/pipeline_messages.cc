@@ -20,7 +20,8 @@ class Receiver {
  public:
   Receiver(const PipelineSchedule& schedule, int rank) : schedule_(schedule), rank_(rank), held_(most_held(schedule)) {
     for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-      num_gradient_buffers_[stage] = num_gradient_buffers(schedule, stage);
+      if (rank_of(stage) != rank) continue;
+      num_gradient_buffers_[stage] = num_gradient_buffers(schedule, stage, held_[static_cast<std::size_t>(stage)]);
     }
     for (int from = 0; from < schedule.num_ranks; ++from) {
       if (from != rank) connections_[from].messages = messages_between(schedule, from, rank);
@@ -99,7 +100,7 @@ class Receiver {
 
 }  // namespace
 
-int num_output_buffers(const PipelineSchedule& schedule, int stage) {
+int num_output_buffers(const PipelineSchedule& schedule, int stage, int held) {
   if (stage + 1 == schedule.num_stages()) return 0;
   const int rank = schedule.rank_of_stage[static_cast<std::size_t>(stage)];
   if (schedule.rank_of_stage[static_cast<std::size_t>(stage) + 1] == rank) {
@@ -116,13 +117,11 @@ int num_output_buffers(const PipelineSchedule& schedule, int stage) {
   }
   // Interleaved stages wait long until some outputs are received. For others two outputs and two gradients are enough:
   // with more, no rank would wait less (the test runs both).
-  const int held = most_held(schedule)[static_cast<std::size_t>(stage)];
   return schedule.kind == PipelineScheduleKind::kInterleaved1F1B ? held : std::min(held, 4);
 }
 
-int num_gradient_buffers(const PipelineSchedule& schedule, int stage) {
-  const int held = most_held(schedule)[static_cast<std::size_t>(stage)];
-  return held > num_output_buffers(schedule, stage) ? 2 : held;
+int num_gradient_buffers(const PipelineSchedule& schedule, int stage, int held) {
+  return held > num_output_buffers(schedule, stage, held) ? 2 : held;
 }
 
 std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, int from, int to) {

@@ -36,13 +36,13 @@ std::vector<PipelineMessage> messages_between(const PipelineSchedule& schedule, 
 /// Returns the number of a stage's buffers for inputs from another rank. It holds `held` micro-batches (most_held).
 inline int num_input_buffers(int held) { return held + 1; }
 
-/// Returns the number of a stage's buffers for outputs and for their gradients. An output leaves its buffer when it has
-/// arrived. It has none if the next stage is on the same rank, where it stays with its micro-batch. The number is 0 for
-/// the last stage.
-int num_output_buffers(const PipelineSchedule& schedule, int stage);
+/// Returns the number of buffers for outputs and for their gradients, of a stage that holds `held` micro-batches. An
+/// output leaves its buffer when it has arrived. It has none if the next stage is on the same rank, where it stays with
+/// its micro-batch. The number is 0 for the last stage.
+int num_output_buffers(const PipelineSchedule& schedule, int stage, int held);
 /// Returns how many of these may have gradients from another rank at once, from the post of the receive to the end of
 /// the backward.
-int num_gradient_buffers(const PipelineSchedule& schedule, int stage);
+int num_gradient_buffers(const PipelineSchedule& schedule, int stage, int held);
 
 /// Returns, for each of a rank's actions, the messages whose receives are posted before it.
 std::vector<std::vector<PipelineMessage>> posted_receives(const PipelineSchedule& schedule, int rank);

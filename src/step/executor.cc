@@ -34,7 +34,7 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
     stages_.push_back({.stage = stage,
                        .num_slots = static_cast<std::size_t>(held),
                        .num_inputs = static_cast<std::size_t>(receives ? num_input_buffers(held) : 0),
-                       .num_outputs = static_cast<std::size_t>(num_output_buffers(schedule_, stage)),
+                       .num_outputs = static_cast<std::size_t>(num_output_buffers(schedule_, stage, held)),
                        .slots = {},
                        .inputs = {},
                        .outputs = {}});

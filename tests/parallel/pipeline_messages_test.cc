@@ -38,7 +38,8 @@ class Program {
     for (int stage = 0; stage < schedule.num_stages(); ++stage) {
       const int held_there = held[static_cast<std::size_t>(stage)];
       slots_[stage].resize(static_cast<std::size_t>(held_there));
-      buffers_[stage].resize(static_cast<std::size_t>(ample ? held_there : num_output_buffers(schedule, stage)));
+      buffers_[stage].resize(
+          static_cast<std::size_t>(ample ? held_there : num_output_buffers(schedule, stage, held_there)));
     }
     const auto posted = posted_receives(schedule, rank);
     std::map<int, int> num_inputs;
