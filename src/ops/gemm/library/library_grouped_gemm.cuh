@@ -2,31 +2,23 @@
 // all but the names of CUTLASS's schedules, so what a Hopper tests holds for a Blackwell: sizes, addresses, strides.
 #pragma once
 
-#include <cutlass/cutlass.h>
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
-
 #include <algorithm>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/group_array_problem_shape.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <type_traits>
 
-#include "device/cuda_check.h"
+#include "ops/gemm/library/cutlass_groups.cuh"
 #include "ops/gemm/library/library_grouped_gemm.h"
 
 namespace tessera::cuda::library {
 
-using cute::Int;
+using namespace cutlass_groups;
 
 // Tiles of 128 × 256, 64 numbers along the contraction at a time. On Blackwell this is the largest tile of one SM's
 // tensor core. Two SMs could share a tile of 256 rows, but groups of few rows would not fill it.
 using Tile = cute::Shape<Int<128>, Int<256>, Int<64>>;
-using Cluster = cute::Shape<Int<1>, Int<1>, Int<1>>;
 using Element = cutlass::bfloat16_t;
-using Rows = cutlass::layout::RowMajor;
-using Columns = cutlass::layout::ColumnMajor;
-using Problem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 constexpr int kAligned = 8;
 
 /// Names CUTLASS's schedules of an architecture.
@@ -85,8 +77,6 @@ __device__ void set_stride(Stride& stride, std::int64_t numbers) {
   }
 }
 
-constexpr int kSetUpThreads = 128;
-
 template <typename G, LibraryProduct kProduct>
 __global__ void set_up_kernel(LibraryGrouped args, typename G::Groups* groups) {
   const int e = static_cast<int>(blockIdx.x * kSetUpThreads + threadIdx.x);
@@ -131,32 +121,12 @@ inline __global__ void zero_empty_kernel(const std::int32_t* offsets_E1, std::in
   }
 }
 
-/// Returns the size of the scratch's first part, which holds the groups. The rest belongs to CUTLASS.
-template <typename G>
-constexpr std::size_t groups_bytes() {
-  // Tensor maps follow, which need this alignment.
-  constexpr std::size_t kTensorMapAlignment = 128;
-  return (sizeof(typename G::Groups) + kTensorMapAlignment - 1) / kTensorMapAlignment * kTensorMapAlignment;
-}
-
-template <typename G>
-std::size_t scratch_bytes_of(int num_sms) {
-  typename G::Gemm::Arguments arguments;
-  arguments.hw_info.sm_count = num_sms;
-  return groups_bytes<G>() + G::Gemm::get_workspace_size(arguments);
-}
-
-inline void require_success(cutlass::Status status) {
-  TESSERA_CHECK(status == cutlass::Status::kSuccess, "CUTLASS: {}", cutlass::cutlassGetStatusString(status));
-}
-
 template <typename Arch, LibraryProduct kProduct>
 void multiply(const LibraryGrouped& args, cudaStream_t stream) {
   using G = GroupedGemm<Arch, kProduct>;
   // The groups are in device memory. The host only takes addresses.
   auto* groups = reinterpret_cast<typename G::Groups*>(args.scratch);
-  set_up_kernel<G, kProduct>
-      <<<(args.num_experts + kSetUpThreads - 1) / kSetUpThreads, kSetUpThreads, 0, stream>>>(args, groups);
+  set_up_kernel<G, kProduct><<<set_up_blocks(args.num_experts), kSetUpThreads, 0, stream>>>(args, groups);
   TESSERA_CUDA(cudaGetLastError());
   typename G::Gemm::Arguments arguments;
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
@@ -174,17 +144,14 @@ void multiply(const LibraryGrouped& args, cudaStream_t stream) {
   arguments.epilogue.ptr_D = groups->d;
   arguments.epilogue.dD = groups->stride_d;
   arguments.hw_info.sm_count = args.num_sms;
-  require_success(G::Gemm::can_implement(arguments));
-  typename G::Gemm gemm;
-  require_success(gemm.initialize(arguments, args.scratch + groups_bytes<G>(), stream));
-  require_success(gemm.run(stream));
+  run<G>(arguments, args.scratch, stream);
 }
 
 template <typename Arch>
 std::size_t scratch_bytes(int num_sms) {
-  return std::max({scratch_bytes_of<GroupedGemm<Arch, LibraryProduct::kForward>>(num_sms),
-                   scratch_bytes_of<GroupedGemm<Arch, LibraryProduct::kDgrad>>(num_sms),
-                   scratch_bytes_of<GroupedGemm<Arch, LibraryProduct::kWgrad>>(num_sms)});
+  return std::max({cutlass_groups::scratch_bytes<GroupedGemm<Arch, LibraryProduct::kForward>>(num_sms),
+                   cutlass_groups::scratch_bytes<GroupedGemm<Arch, LibraryProduct::kDgrad>>(num_sms),
+                   cutlass_groups::scratch_bytes<GroupedGemm<Arch, LibraryProduct::kWgrad>>(num_sms)});
 }
 
 template <typename Arch>

@@ -2,34 +2,26 @@
 // product has a separate source file, because the compiler needs 4 GiB for one.
 #pragma once
 
-#include <cutlass/cutlass.h>
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
-
 #include <cutlass/detail/sm100_blockscaled_layout.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/group_array_problem_shape.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
-#include "device/cuda_check.h"
 #include "mx/block.h"
+#include "ops/gemm/library/cutlass_groups.cuh"
 #include "ops/gemm/sm100/sm100_block_scaled.h"
 #include "ops/gemm/sm100/sm100_groups.h"
 
 namespace tessera::cuda::sm100 {
 
-using cute::Int;
+using namespace cutlass_groups;
 
 // One SM multiplies tiles of 128 × 256, 128 numbers along the contraction at a time. This is the largest tile of one
 // SM's tensor core. Two SMs could share a tile of 256 rows, but groups of few rows would not fill it.
 using Tile = cute::Shape<Int<128>, Int<256>, Int<128>>;
-using Cluster = cute::Shape<Int<1>, Int<1>, Int<1>>;
 using Element = cutlass::float_e4m3_t;
 using Operand = cutlass::mx_float8_t<Element>;  // element with its scales
 using Scale = cutlass::float_ue8m0_t;
-using Rows = cutlass::layout::RowMajor;
-using Columns = cutlass::layout::ColumnMajor;  // The rows of b are the columns of bᵀ.
-using Problem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 using ScaleConfig = cutlass::detail::Sm1xxBlockScaledConfig<mx::kBlock>;
 constexpr int kAlignedBytes = 16;
 
@@ -96,8 +88,6 @@ struct Operands {
   int num_experts = 0, m = 0, n = 0;
 };
 
-constexpr int kSetUpThreads = 128;
-
 template <typename G, bool kIsWgrad, typename D>
 __global__ void set_up_kernel(Operands<D> args, typename G::Groups* groups) {
   const int e = static_cast<int>(blockIdx.x * kSetUpThreads + threadIdx.x);
@@ -117,21 +107,6 @@ __global__ void set_up_kernel(Operands<D> args, typename G::Groups* groups) {
   groups->stride_d[e] = {group.n, {}, {}};
   groups->layout_a[e] = ScaleConfig::tile_atom_to_shape_SFA(cute::make_shape(m, n, k, 1));
   groups->layout_b[e] = ScaleConfig::tile_atom_to_shape_SFB(cute::make_shape(m, n, k, 1));
-}
-
-/// Returns the size of the scratch's first part, which holds the groups. The rest belongs to CUTLASS.
-template <typename G>
-constexpr std::size_t groups_bytes() {
-  // Tensor maps follow, which need this alignment.
-  constexpr std::size_t kTensorMapAlignment = 128;
-  return (sizeof(typename G::Groups) + kTensorMapAlignment - 1) / kTensorMapAlignment * kTensorMapAlignment;
-}
-
-template <typename G>
-std::size_t scratch_bytes(int num_sms) {
-  typename G::Gemm::Arguments arguments;
-  arguments.hw_info.sm_count = num_sms;
-  return groups_bytes<G>() + G::Gemm::get_workspace_size(arguments);
 }
 
 template <typename G, bool kIsWgrad, typename D>
@@ -161,22 +136,15 @@ typename G::Gemm::Arguments arguments_for(const Operands<D>& args, bool accumula
   return result;
 }
 
-inline void require_success(cutlass::Status status) {
-  TESSERA_CHECK(status == cutlass::Status::kSuccess, "CUTLASS: {}", cutlass::cutlassGetStatusString(status));
-}
-
 template <typename G, bool kIsWgrad, typename D>
 void multiply(const Operands<D>& args, bool accumulate, std::byte* scratch, int num_sms, cudaStream_t stream) {
   TESSERA_CHECK(args.num_experts > 0 && args.num_experts <= kSm100MaxExperts, "{} experts", args.num_experts);
   TESSERA_CHECK(args.m > 0 && args.n > 0 && args.m % 16 == 0 && args.n % 16 == 0, "m {}, n {}", args.m, args.n);
-  set_up_kernel<G, kIsWgrad><<<(args.num_experts + kSetUpThreads - 1) / kSetUpThreads, kSetUpThreads, 0, stream>>>(
+  set_up_kernel<G, kIsWgrad><<<set_up_blocks(args.num_experts), kSetUpThreads, 0, stream>>>(
       args, reinterpret_cast<typename G::Groups*>(scratch));
   TESSERA_CUDA(cudaGetLastError());
   const auto arguments = arguments_for<G, kIsWgrad>(args, accumulate, scratch, num_sms);
-  require_success(G::Gemm::can_implement(arguments));
-  typename G::Gemm gemm;
-  require_success(gemm.initialize(arguments, scratch + groups_bytes<G>(), stream));
-  require_success(gemm.run(stream));
+  run<G>(arguments, scratch, stream);
 }
 
 }  // namespace tessera::cuda::sm100
