@@ -11,12 +11,8 @@ class DomainPlan : public OperatorTest {
  protected:
   static constexpr std::int32_t kNo = kNoExpert;
 
-  Tensor out(Shape shape) {
-    return ints(std::vector<std::int32_t>(static_cast<std::size_t>(shape.num_elements()), 99), shape);
-  }
-
   const Tensor ids_TK_ = ints({3, 2, kNo, 4, 1, 2, kNo, 5, 0}, {3, 3});
-  const Tensor domain_TN_ = out({3, 3}), num_tokens_N_ = out({3});
+  const Tensor domain_TN_ = unset_ints({3, 3}), num_tokens_N_ = unset_ints({3});
 };
 
 TEST_F(DomainPlan, FindsTheDomainsOfTokens) {
@@ -28,7 +24,8 @@ TEST_F(DomainPlan, FindsTheDomainsOfTokens) {
 
 // What is sent is tokens 1 and 2 for domain 0, 0 and 1 for domain 1, 1 and 2 for domain 2.
 TEST_F(DomainPlan, PlacesChoicesAmongWhatIsSent) {
-  const Tensor entries = out({9}), sent = out({3, 3}), offsets = out({4}), numbers = out({3, 3});
+  const Tensor entries = unset_ints({9}), sent = unset_ints({3, 3}), offsets = unset_ints({4}),
+               numbers = unset_ints({3, 3});
   find_domains(context(), ids_TK_, 2, domain_TN_, num_tokens_N_);
   sort_by_expert(context(), domain_TN_, num_tokens_N_, 1, offsets, entries, sent);
   EXPECT_EQ(doubles(entries), (Doubles{3, 6, 1, 4, 5, 8, -1, -1, -1}));
@@ -39,7 +36,7 @@ TEST_F(DomainPlan, PlacesChoicesAmongWhatIsSent) {
 
 // Domain 1 has received two tokens. The third one is not defined.
 TEST_F(DomainPlan, MakesIdsThoseOfADomain) {
-  const Tensor ids = ints({3, 2, kNo, 4, 1, 2, 2, 3, 2}, {3, 3}), counts = out({2});
+  const Tensor ids = ints({3, 2, kNo, 4, 1, 2, 2, 3, 2}, {3, 3}), counts = unset_ints({2});
   localize_experts(context(), 2, ints({1, 0, 1}), ids, counts);
   EXPECT_EQ(doubles(ids), (Doubles{1, 0, kNo, kNo, kNo, 0, kNo, kNo, kNo}));
   EXPECT_EQ(doubles(counts), (Doubles{2, 1}));

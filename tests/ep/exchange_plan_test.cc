@@ -12,10 +12,6 @@ class ExchangePlan : public OperatorTest {
  protected:
   static constexpr std::int32_t kNo = kNoExpert;
 
-  Tensor out(Shape shape) {
-    return ints(std::vector<std::int32_t>(static_cast<std::size_t>(shape.num_elements()), 99), shape);
-  }
-
   void place(std::int64_t round, std::int64_t room) {
     place_round(context(), counts_PE_, 4, round, room, first_row_PE_, num_rounds_1_);
   }
@@ -27,9 +23,9 @@ class ExchangePlan : public OperatorTest {
   }
 
   const Tensor counts_PE_ = ints({3, 0, 0, 1, 2, 3, 0, 0}, {2, 4});
-  const Tensor first_row_PE_ = out({2, 4}), num_rounds_1_ = out({1});
-  const Tensor offsets_e1_ = out({3}), source_of_row_R_ = out({4}), row_of_received_R_ = out({4});
-  const Tensor num_sent_P_ = out({2}), num_received_P_ = out({2});
+  const Tensor first_row_PE_ = unset_ints({2, 4}), num_rounds_1_ = unset_ints({1});
+  const Tensor offsets_e1_ = unset_ints({3}), source_of_row_R_ = unset_ints({4}), row_of_received_R_ = unset_ints({4});
+  const Tensor num_sent_P_ = unset_ints({2}), num_received_P_ = unset_ints({2});
 };
 
 TEST_F(ExchangePlan, PlacesRows) {
@@ -44,7 +40,7 @@ TEST_F(ExchangePlan, PlacesRows) {
 }
 
 TEST_F(ExchangePlan, KeepsTheChoicesOfARound) {
-  const Tensor ids = ints({1, 0, 1, kNo, 1, 0}, {3, 2}), round_ids = out({3, 2}), kept = out({4});
+  const Tensor ids = ints({1, 0, 1, kNo, 1, 0}, {3, 2}), round_ids = unset_ints({3, 2}), kept = unset_ints({4});
   const auto keep = [&](std::int64_t round) {  // of rank 1
     place(round, 4);
     keep_round(context(), ids, counts_PE_[1], first_row_PE_[1], 4, round_ids, kept);
@@ -88,7 +84,7 @@ TEST_F(ExchangePlan, PlansWhatCrosses) {
 // With one round, received rows are ordered by source and rows by expert.
 TEST_F(ExchangePlan, OrdersReceivedRowsBySource) {
   place(0, 12);
-  const Tensor source_of_row = out({12}), row_of_received = out({12});
+  const Tensor source_of_row = unset_ints({12}), row_of_received = unset_ints({12});
   plan_exchange(context(), counts_PE_, first_row_PE_, 0, 4, offsets_e1_, source_of_row, row_of_received, num_sent_P_,
                 num_received_P_);
   EXPECT_EQ(doubles(offsets_e1_), (Doubles{0, 8, 12}));

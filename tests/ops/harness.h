@@ -158,6 +158,10 @@ class OperatorTest : public ::testing::Test {
   Tensor ints(const std::vector<std::int32_t>& values) {
     return ints(values, {static_cast<std::int64_t>(values.size())});
   }
+  /// Returns a tensor for results, of numbers that no operator gives.
+  Tensor unset_ints(Shape shape) {
+    return ints(std::vector<std::int32_t>(static_cast<std::size_t>(shape.num_elements()), 99), shape);
+  }
 
   /// Expects that `run` gives the same bytes in `outputs` with 1, 2 and 3 threads. It must not accumulate.
   static void expect_same_for_any_threads(const std::function<void()>& run, const std::vector<Tensor>& outputs) {
