@@ -94,10 +94,6 @@ class Model {
   /// Renews all copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights(const Context& op) {
     parameters_.refresh_shadows();
-    weights_changed(op);
-  }
-  /// Renews the copies that the optimizer does not write itself, after a step.
-  void weights_changed(const Context& op) {
     forget_gathered();
     quantized_.refresh(op);
   }

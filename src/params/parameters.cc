@@ -79,13 +79,18 @@ Tensor Parameters::local(const Buffer& buffer, DType dtype, ParamId id) const {
   return Tensor(data, local_shape(id), dtype, device_);
 }
 
-Tensor Parameters::shard(const Tensor& all, ParamId id) const {
+Parameters::Range Parameters::flat_range(ParamId id) const {
   const ParameterTable::Bucket& bucket = table_->bucket(id);
   const Range range = shard_range(id);
   const std::int64_t in_bucket =
       table_->place(id).offset + range.begin - table_->group(bucket).rank() * bucket.shard_size;
   const std::int64_t begin = range.begin == range.end ? 0 : bucket.flat_offset + in_bucket;
-  return all.rows(begin, begin + range.end - range.begin);
+  return {begin, begin + range.end - range.begin};
+}
+
+Tensor Parameters::shard(const Tensor& all, ParamId id) const {
+  const auto [begin, end] = flat_range(id);
+  return all.rows(begin, end);
 }
 
 Tensor Parameters::master(ParamId id) const {

@@ -98,6 +98,8 @@ class Parameters {
   // The next functions return this rank's numbers of a parameter: views of a range of the flattened local tensor.
   using Range = ParameterTable::Range;
   Range shard_range(ParamId id) const { return table_->shard_range(id); }
+  /// Returns where these numbers lie in the flat buffers.
+  Range flat_range(ParamId id) const;
   Tensor master_shard(ParamId id) const { return shard(all_masters(), id); }
   Tensor gradient_shard(ParamId id) const { return shard(all_gradients(), id); }
   Tensor optimizer_shard(std::size_t i, ParamId id) const { return shard(optimizer_tensor(i), id); }

@@ -65,18 +65,24 @@ std::size_t QuantizedWeights::slot_of(UnitId unit) const {
 }
 
 template <typename Which>
-void QuantizedWeights::quantize_all(const Context& op, Which&& which) {
-  const TraceScope trace(op.trace, "quantize_weights");
+std::vector<ParamId> QuantizedWeights::weights_where(Which&& which) const {
+  std::vector<ParamId> ids;
   for (ParamId id = 0; id < table_.size(); ++id) {
-    if (!table_[id].quantizes_weight() || !which(id)) continue;
-    quantize_weight(op, parameters_->weight(id), table_[id].weight, weight(id));
+    if (table_[id].quantizes_weight() && which(id)) ids.push_back(id);
   }
+  return ids;
 }
 
-void QuantizedWeights::refresh(const Context& op) {
-  forget();
-  quantize_all(op, [&](ParamId id) { return !is_in_slot(id); });
+void QuantizedWeights::quantize_all(const Context& op, std::span<const ParamId> ids) const {
+  const TraceScope trace(op.trace, "quantize_weights");
+  for (const ParamId id : ids) quantize_weight(op, parameters_->weight(id), table_[id].weight, weight(id));
 }
+
+std::vector<ParamId> QuantizedWeights::kept() const {
+  return weights_where([&](ParamId id) { return !is_in_slot(id); });
+}
+
+void QuantizedWeights::refresh(const Context& op) const { quantize_all(op, kept()); }
 
 void QuantizedWeights::forget() { std::ranges::fill(held_, std::nullopt); }
 
@@ -94,7 +100,8 @@ void QuantizedWeights::begin_unit(const Context& op, UnitId unit, bool is_new) {
       held_[last_slot_] = unit;
     }
   }
-  if (is_new) quantize_all(op, [&](ParamId id) { return is_in_slot(id) && parameters_->unit(id) == unit; });
+  if (!is_new) return;
+  quantize_all(op, weights_where([&](ParamId id) { return is_in_slot(id) && parameters_->unit(id) == unit; }));
 }
 
 }  // namespace tessera

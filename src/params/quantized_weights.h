@@ -25,8 +25,11 @@ class QuantizedWeights {
     return static_cast<std::size_t>(slots_begin_ + (slot_begins_.empty() ? 0 : slot_begins_.back()));
   }
   void allocate();
-  /// Renews what is kept from pass to pass. Must be called after every change of the weights.
-  void refresh(const Context& op);
+  /// Returns the weights whose quantized forms are kept from step to step. Whoever changes a weight must renew its
+  /// form.
+  std::vector<ParamId> kept() const;
+  /// Renews all that is kept.
+  void refresh(const Context& op) const;
   /// Quantizes a unit's weights, unless they are there. Must be called before a pass of the unit, whose weights must be
   /// acquired. `is_new` says that the unit has been gathered since its last pass. If the weights are not kept, it has
   /// no effect.
@@ -44,9 +47,10 @@ class QuantizedWeights {
   QuantizedWeight view(ParamId id, std::byte* memory, std::int64_t& at) const;
   bool is_in_slot(ParamId id) const { return !keep_ || parameters_->sharded(id); }
   std::size_t slot_of(UnitId unit) const;
-  /// Quantizes the weights for which `which(id)` is true.
+  /// Returns the quantized weights for which `which(id)` is true.
   template <typename Which>
-  void quantize_all(const Context& op, Which&& which);
+  std::vector<ParamId> weights_where(Which&& which) const;
+  void quantize_all(const Context& op, std::span<const ParamId> ids) const;
 
   const Parameters* parameters_ = nullptr;
   PrecisionTable table_;

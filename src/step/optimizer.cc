@@ -1,5 +1,6 @@
 #include "step/optimizer.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ops/runtime/runtime.h"
@@ -57,9 +58,28 @@ void Optimizer::clip(const Context& op, const Tensor& loss_1) {
   clip_gradients(op, squares_.tensor(op.device()), loss_1, config_.training.max_norm, numbers_.tensor(op.device()));
 }
 
-void Optimizer::update(const Context& op, const Parameters& parameters) {
-  adamw(op, options(), numbers_.tensor(op.device()), parameters.all_gradients(), parameters.optimizer_tensor(0),
-        parameters.optimizer_tensor(1), parameters.all_masters(), parameters.all_shadows());
+void Optimizer::update(const Context& op, const Parameters& parameters, const QuantizedWeights& quantized) {
+  const Tensor step_S = numbers_.tensor(op.device()), shadows = parameters.all_shadows();
+  const std::int64_t size = parameters.all_masters().dim(0);
+  std::int64_t next = 0;  // the first number without an update
+  const auto update_until = [&](std::int64_t end) {
+    if (next == end) return;
+    const auto part = [&](const Tensor& all) { return all.defined() ? all.rows(next, end) : all; };
+    adamw(op, options(), step_S, part(parameters.all_gradients()), part(parameters.optimizer_tensor(0)),
+          part(parameters.optimizer_tensor(1)), part(parameters.all_masters()), part(shadows));
+  };
+  std::vector<ParamId> kept = quantized.kept();
+  std::ranges::sort(kept, {}, [&](ParamId id) { return parameters.flat_range(id).begin; });
+  for (const ParamId id : kept) {
+    const auto [begin, end] = parameters.flat_range(id);
+    update_until(begin);
+    adamw_quantized(op, options(), step_S, parameters.gradient_shard(id), parameters.optimizer_shard(0, id),
+                    parameters.optimizer_shard(1, id), parameters.master(id),
+                    shadows.defined() ? parameters.weight(id) : Tensor(), quantized.precision(id).weight,
+                    quantized.weight(id));
+    next = std::min(size, (end + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers);
+  }
+  update_until(size);
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "device/cuda.h"
 #include "ops/optimizer/adamw.h"
 #include "params/parameters.h"
+#include "params/quantized_weights.h"
 #include "tensor/mirrored.h"
 
 namespace tessera {
@@ -38,8 +39,9 @@ class Optimizer {
   void clip(const Context& op, const Tensor& loss_1);
   /// Returns 1 if the step counts, else 0, [1] (float32).
   Tensor finite_1(const Context& op) const { return AdamWStep::finite_1(numbers_.tensor(op.device())); }
-  /// Computes the new weights. Changes nothing if the step does not count.
-  void update(const Context& op, const Parameters& parameters);
+  /// Computes the new weights, and renews their copies and the quantized forms that are kept. Changes nothing if the
+  /// step does not count.
+  void update(const Context& op, const Parameters& parameters, const QuantizedWeights& quantized);
 
   /// Returns the sum of squares of all gradients, [1] (float64).
   Mirrored<double>& squares() { return squares_; }

@@ -154,7 +154,7 @@ void TrainingStep::allocate() {
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
   arena_ = Arena(arena_.peak(), device());
   executor_.allocate();
-  model_.weights_changed(context());
+  refresh_weights();
 }
 
 void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
@@ -387,8 +387,8 @@ void TrainingStep::update_weights(const Context& op) {
   if (cuda_ != nullptr && !op.measuring()) cuda_->stream().wait(gpu_.state_read_done());
   optimizer_.clip(op, model_.sums().main_loss(op.device()));
   model_.update_expert_biases(op, optimizer_.finite_1(op));
-  optimizer_.update(op, parameters);
-  model_.weights_changed(op);
+  optimizer_.update(op, parameters, model_.quantized_weights());
+  model_.forget_gathered();
 }
 
 double TrainingStep::evaluate(const Batch& batch) {

@@ -270,6 +270,16 @@ void losses(GpuBench& bench) {
   });
 }
 
+constexpr AdamWOptions kAdamW{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
+
+/// Returns the numbers of a step on the GPU.
+Tensor adamw_numbers(GpuBench& bench) {
+  const Tensor step_S = bench.empty({AdamWStep::kNumbers}, kFloat);
+  const AdamWStep step = adamw_step(kAdamW, 1e-4f, 10);
+  cuda::copy_bytes(bench.runtime().stream(), &step, sizeof step, step_S.raw());
+  return step_S;
+}
+
 void optimizers(GpuBench& bench) {
   constexpr std::int64_t kN = 1 << 27;
   for (const auto& [name, dtype] : {std::pair{"adamw", kFloat}, {"adamw, moments in bfloat16", kBf16}}) {
@@ -277,14 +287,21 @@ void optimizers(GpuBench& bench) {
       const Tensor d_w = bench.random({kN}, kFloat), w = bench.random({kN}, kFloat), m = bench.random({kN}, dtype);
       const Tensor v = bench.empty({kN}, dtype), shadow = bench.empty({kN}, kBf16);
       set_zero(bench.context(), v);
-      const Tensor step_S = bench.empty({AdamWStep::kNumbers}, kFloat);
-      const AdamWOptions options{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
-      const AdamWStep step = adamw_step(options, 1e-4f, 10);
-      cuda::copy_bytes(bench.runtime().stream(), &step, sizeof step, step_S.raw());
+      const Tensor step_S = adamw_numbers(bench);
       return Call{bytes_of({d_w, m, m, v, v, w, w, shadow}),
-                  [=](const Context& op) { adamw(op, options, step_S, d_w, m, v, w, shadow); }};
+                  [=](const Context& op) { adamw(op, kAdamW, step_S, d_w, m, v, w, shadow); }};
     });
   }
+  const Shape experts{64, 2048, 1024};
+  bench.row("adamw_quantized, 128x128 E8M0", text(experts), [&] {
+    const Tensor d_w = bench.random({kN}, kFloat), w = bench.random(experts, kFloat), m = bench.random({kN}, kFloat);
+    const Tensor v = bench.empty({kN}, kFloat), shadow = bench.empty(experts, kBf16);
+    set_zero(bench.context(), v);
+    const Tensor step_S = adamw_numbers(bench);
+    const QuantizedWeight q = bench.weight(experts, kWideSquare);
+    return Call{bytes_of({d_w, m, m, v, v, w, w, shadow}) + bytes_of(q.rows) + bytes_of(q.columns),
+                [=](const Context& op) { adamw_quantized(op, kAdamW, step_S, d_w, m, v, w, shadow, kWideSquare, q); }};
+  });
   bench.row("sum_of_squares", text({kN}), [&] {
     const Tensor x = bench.random({kN}, kFloat), squares_1 = bench.empty({1}, DType::kFloat64);
     return Call{bytes_of({x}), [=](const Context& op) { sum_of_squares(op, x, squares_1); }};

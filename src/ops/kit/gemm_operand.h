@@ -43,6 +43,9 @@ struct QuantizedWeight {
   Tensor wide_rows, wide_columns;
 };
 
+/// Throws unless the defined forms of w are those of a weight of this shape.
+void check_quantized(const QuantizedWeight& w, const Shape& shape);
+
 /// In the wide form of a weight, rows are padded with zeros to a multiple of the kernel's step.
 inline constexpr std::int64_t kWideStep = 64;
 inline Shape wide_shape(const Shape& shape) {

@@ -40,10 +40,10 @@ __device__ float rounded(float x) {
   return to_float(from_float<T>(x));
 }
 
-/// Holds kCount numbers of T. Eight numbers are accessed 16 bytes at a time.
+/// Holds kCount numbers of T. They are accessed 16 bytes at a time, or all at once if they are less.
 template <typename T, int kCount>
-struct alignas(kCount == 1 ? sizeof(T) : 16) Lanes {
-  static_assert(kCount == 1 || kCount * sizeof(T) % 16 == 0);
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Lanes {
+  static_assert(kCount * sizeof(T) < 16 || kCount * sizeof(T) % 16 == 0);
   T x[kCount];
 };
 
@@ -56,8 +56,8 @@ __device__ Lanes<T, kCount> get_lanes(const T* from) {
 /// stores.
 template <int kCount, typename T>
 __device__ void put_lanes(const Lanes<T, kCount>& lanes, T* to) {
-  if constexpr (kCount == 1) {
-    *to = lanes.x[0];
+  if constexpr (sizeof lanes < sizeof(uint4)) {
+    *reinterpret_cast<Lanes<T, kCount>*>(to) = lanes;
   } else {
     uint4 words[sizeof lanes / sizeof(uint4)];
     memcpy(words, &lanes, sizeof lanes);

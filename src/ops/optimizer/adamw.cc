@@ -11,6 +11,20 @@ namespace tessera {
 TESSERA_BACKENDS(sum_of_squares)
 TESSERA_BACKENDS(clip_gradients)
 TESSERA_BACKENDS(adamw)
+TESSERA_BACKENDS(adamw_quantized)
+
+namespace {
+
+void check_step(const Tensor& step_S, const Tensor& d_w_N, const Tensor& m_N, const Tensor& v_N, const Tensor& w_N) {
+  TESSERA_DIMS(step_S, d_w_N, m_N, v_N, w_N);
+  const std::int64_t size = w_N.dim(0);
+  TESSERA_CHECK_TENSOR(step_S, DType::kFloat32, {AdamWStep::kNumbers});
+  for (const Tensor& tensor : {d_w_N, w_N}) TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {size});
+  const DType moments = m_N.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+  for (const Tensor& tensor : {m_N, v_N}) TESSERA_CHECK_TENSOR(tensor, moments, {size});
+}
+
+}  // namespace
 
 AdamWStep adamw_step(const AdamWOptions& options, float learning_rate, std::int64_t step) {
   const auto correction = [&](float beta) {
@@ -41,14 +55,19 @@ void clip_gradients(const Context& context, const Tensor& squares_1, const Tenso
 void adamw(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
            const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
   const TraceScope trace(context.trace, "adamw");
-  TESSERA_DIMS(step_S, d_w_N, m_N, v_N, w_N, shadow_N);
-  const std::int64_t size = w_N.dim(0);
-  TESSERA_CHECK_TENSOR(step_S, DType::kFloat32, {AdamWStep::kNumbers});
-  for (const Tensor& tensor : {d_w_N, w_N}) TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {size});
-  const DType moments = m_N.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
-  for (const Tensor& tensor : {m_N, v_N}) TESSERA_CHECK_TENSOR(tensor, moments, {size});
-  if (shadow_N.defined()) TESSERA_CHECK_TENSOR(shadow_N, DType::kBFloat16, {size});
+  check_step(step_S, d_w_N, m_N, v_N, w_N);
+  if (shadow_N.defined()) TESSERA_CHECK_TENSOR(shadow_N, DType::kBFloat16, {w_N.dim(0)});
   TESSERA_RUN(adamw, context, options, step_S, d_w_N, m_N, v_N, w_N, shadow_N);
+}
+
+void adamw_quantized(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow,
+                     const mx::Format& format, const QuantizedWeight& quantized) {
+  const TraceScope trace(context.trace, "adamw_quantized");
+  check_step(step_S, d_w_N, m_N, v_N, w.reshape({w.num_elements()}));
+  if (shadow.defined()) TESSERA_CHECK_TENSOR(shadow, DType::kBFloat16, (w.shape()));
+  check_quantized(quantized, w.shape());
+  TESSERA_RUN(adamw_quantized, context, options, step_S, d_w_N, m_N, v_N, w, shadow, format, quantized);
 }
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "ops/kit/gemm_operand.h"
 #include "ops/runtime/context.h"
 
 namespace tessera {
@@ -63,5 +64,12 @@ void clip_gradients(const Context& context, const Tensor& squares_1, const Tenso
 /// shadow_N (bfloat16) receives w, rounded. It may be undefined. If `finite` is 0, nothing changes.
 void adamw(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
            const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N);
+
+/// Makes the same step over the N numbers of a weight, and then renews its quantized form from the shadow, as
+/// quantize_weight() does. Without a shadow it does so from w. w and shadow have the weight's shape, [O, K] or
+/// [E, O, K]. On GPUs one kernel does both and does not read the shadow.
+void adamw_quantized(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow,
+                     const mx::Format& format, const QuantizedWeight& quantized);
 
 }  // namespace tessera

@@ -1,7 +1,13 @@
 #include <cmath>
 
 #include "ops/optimizer/adamw.h"
+#include "ops/quantize/quantize.h"
+#include "ops/runtime/backends.h"
 #include "tensor/parallel.h"
+
+namespace tessera {
+TESSERA_BACKENDS(quantize)
+}
 
 namespace tessera::cpu {
 
@@ -45,6 +51,15 @@ void adamw(const Context& context, const AdamWOptions& options, const Tensor& st
   if (step.finite == 0.0f) return;
   const auto make = m_N.dtype() == DType::kBFloat16 ? make_step<BFloat16> : make_step<float>;
   make(options, step, d_w_N, m_N, v_N, w_N, shadow_N);
+}
+
+void adamw_quantized(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow, const mx::Format&,
+                     const QuantizedWeight& quantized) {
+  const Shape flat{w.num_elements()};
+  cpu::adamw(context, options, step_S, d_w_N, m_N, v_N, w.reshape(flat),
+             shadow.defined() ? shadow.reshape(flat) : shadow);
+  cpu::quantize(context, shadow.defined() ? shadow : w, quantized.rows, quantized.columns);
 }
 
 void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squares_1) {

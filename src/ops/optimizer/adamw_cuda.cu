@@ -1,10 +1,19 @@
 #include "ops/kit/reduce.cuh"
 #include "ops/optimizer/adamw.h"
+#include "ops/quantize/quantize.h"
+#include "ops/quantize/tile_quantizer.cuh"
+#include "ops/runtime/backends.h"
+
+namespace tessera {
+TESSERA_BACKENDS(quantize)
+TESSERA_BACKENDS(quantize_weight)
+}  // namespace tessera
 
 namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kPerAccess = 4;  // numbers of an access
 /// The number of parts of a sum. It is the number of blocks that a large GPU runs at once.
 constexpr int kParts = 1024;
 
@@ -18,13 +27,22 @@ struct AdamWArgs {
   float* w;
   __nv_bfloat16* shadow;  // may be null
   std::int64_t size;
+
+  /// Computes the new numbers of one number's state.
+  __device__ void update(const AdamWStep& now, float d_w_i, float& m_i, float& v_i, float& w_i) const {
+    const float gradient = d_w_i * now.gradient_scale;
+    const float keep = 1.0f - now.learning_rate * options.weight_decay, rate = now.learning_rate * now.correction1;
+    m_i = options.beta1 * m_i + (1.0f - options.beta1) * gradient;
+    v_i = options.beta2 * v_i + (1.0f - options.beta2) * gradient * gradient;
+    w_i = keep * w_i - rate * m_i / (sqrtf(v_i * now.correction2) + options.epsilon);
+  }
 };
 
-/// Access numbers that are read or written only once, so they are not kept in the cache. kCount is 4 (one access of 16
-/// bytes, or of 8 in bfloat16) or 1.
+/// Access numbers that are read or written only once, so they are not kept in the cache. kCount is kPerAccess (one
+/// access of 16 bytes, or of 8 in bfloat16) or 1.
 template <int kCount>
 __device__ void load_once(const float* from, float (&x)[kCount]) {
-  if constexpr (kCount == 4) {
+  if constexpr (kCount == kPerAccess) {
     const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
     x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
   } else {
@@ -33,7 +51,7 @@ __device__ void load_once(const float* from, float (&x)[kCount]) {
 }
 template <int kCount>
 __device__ void load_once(const __nv_bfloat16* from, float (&x)[kCount]) {
-  if constexpr (kCount == 4) {
+  if constexpr (kCount == kPerAccess) {
     const uint2 words = __ldcs(reinterpret_cast<const uint2*>(from));
     __nv_bfloat162 pairs[2];
     memcpy(pairs, &words, sizeof words);
@@ -45,7 +63,7 @@ __device__ void load_once(const __nv_bfloat16* from, float (&x)[kCount]) {
 }
 template <int kCount>
 __device__ void store_once(const float (&x)[kCount], float* to) {
-  if constexpr (kCount == 4) {
+  if constexpr (kCount == kPerAccess) {
     __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
   } else {
     *to = x[0];
@@ -53,7 +71,7 @@ __device__ void store_once(const float (&x)[kCount], float* to) {
 }
 template <int kCount>
 __device__ void store_once(const float (&x)[kCount], __nv_bfloat16* to) {
-  if constexpr (kCount == 4) {
+  if constexpr (kCount == kPerAccess) {
     const __nv_bfloat162 pairs[] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
     uint2 words;
     memcpy(&words, pairs, sizeof words);
@@ -69,9 +87,6 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment>
   constexpr int kAccesses = 2;  // accesses to each array before the first result is written
   const AdamWStep step = *args.step;
   if (step.finite == 0.0f) return;
-  const float beta1 = args.options.beta1, beta2 = args.options.beta2;
-  const float keep = 1.0f - step.learning_rate * args.options.weight_decay;
-  const float rate = step.learning_rate * step.correction1;
   constexpr std::int64_t kPerAccess = kThreads * kCount, kPerBlock = kAccesses * kPerAccess;
   for (std::int64_t first = blockIdx.x * kPerBlock + threadIdx.x * kCount; first < args.size;
        first += gridDim.x * kPerBlock) {
@@ -91,11 +106,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment>
       if (i >= args.size) break;
 #pragma unroll
       for (int lane = 0; lane < kCount; ++lane) {
-        const float gradient = g[access][lane] * step.gradient_scale;
-        float &m_i = m[access][lane], &v_i = v[access][lane], &w_i = w[access][lane];
-        m_i = beta1 * m_i + (1.0f - beta1) * gradient;
-        v_i = beta2 * v_i + (1.0f - beta2) * gradient * gradient;
-        w_i = keep * w_i - rate * m_i / (sqrtf(v_i * step.correction2) + args.options.epsilon);
+        args.update(step, g[access][lane], m[access][lane], v[access][lane], w[access][lane]);
       }
       store_once(m[access], args.m + i);
       store_once(v[access], args.v + i);
@@ -104,6 +115,56 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment>
     }
   }
 }
+
+/// Computes a step over the numbers of a weight, for the tile kernel, which quantizes the shadow.
+template <typename Moment>
+struct AdamWTile {
+  using Number = __nv_bfloat16;
+  static constexpr int kInFlight = 2, kBlocksPerSm = 2;
+  template <int kCount>
+  struct Input {
+    std::int64_t at;
+    float d_w[kCount], m[kCount], v[kCount], w[kCount];
+  };
+  template <int kCount>
+  using Columns = AdamWStep;
+
+  AdamWArgs<Moment> args;
+  std::int64_t matrix_stride, stride;
+
+  template <int kCount>
+  __device__ Columns<kCount> columns(std::int64_t) const {
+    return *args.step;
+  }
+  template <int kCount>
+  __device__ Input<kCount> load(std::int64_t matrix, std::int64_t row, std::int64_t column) const {
+    Input<kCount> input;
+    input.at = matrix * matrix_stride + row * stride + column;
+    load_once(args.d_w + input.at, input.d_w);
+    load_once(args.m + input.at, input.m);
+    load_once(args.v + input.at, input.v);
+    load_once(args.w + input.at, input.w);
+    return input;
+  }
+  template <int kCount>
+  __device__ void compute(Input<kCount>& input, const AdamWStep& step, Lanes<Number, kCount> (&out)[1], float&) const {
+    if (step.finite != 0.0f) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) args.update(step, input.d_w[i], input.m[i], input.v[i], input.w[i]);
+      store_once(input.m, args.m + input.at);
+      store_once(input.v, args.v + input.at);
+      store_once(input.w, args.w + input.at);
+      store_once(input.w, args.shadow + input.at);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out[0].x[i] = __float2bfloat16_rn(input.w[i]);
+  }
+};
+
+template <typename Moment>
+struct WidenedAdamWTile : AdamWTile<Moment> {
+  using Wide = void;
+};
 
 template <int kCount>
 __global__ void squares_kernel(const float* x, std::int64_t size, double* parts) {
@@ -142,23 +203,63 @@ bool aligned(const T* x) {
 }
 
 template <typename Moment>
-void launch_adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
-                  const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
-  const std::int64_t size = w_N.dim(0);
-  const AdamWArgs<Moment> args{.options = options,
-                               .step = reinterpret_cast<const AdamWStep*>(numbers<float>(step_S)),
-                               .d_w = numbers<const float>(d_w_N),
-                               .m = numbers<Moment>(m_N),
-                               .v = numbers<Moment>(v_N),
-                               .w = numbers<float>(w_N),
-                               .shadow = shadow_N.defined() ? numbers<__nv_bfloat16>(shadow_N) : nullptr,
-                               .size = size};
-  const bool by_four = size % 4 == 0 && aligned(args.d_w) && aligned(args.m) && aligned(args.v) && aligned(args.w) &&
-                       aligned(args.shadow);
+AdamWArgs<Moment> adamw_args(const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N, const Tensor& m_N,
+                             const Tensor& v_N, const Tensor& w, const Tensor& shadow) {
+  return {.options = options,
+          .step = reinterpret_cast<const AdamWStep*>(numbers<float>(step_S)),
+          .d_w = numbers<const float>(d_w_N),
+          .m = numbers<Moment>(m_N),
+          .v = numbers<Moment>(v_N),
+          .w = numbers<float>(w),
+          .shadow = shadow.defined() ? numbers<__nv_bfloat16>(shadow) : nullptr,
+          .size = w.num_elements()};
+}
+
+template <typename Moment>
+bool are_aligned(const AdamWArgs<Moment>& args) {
+  return aligned(args.d_w) && aligned(args.m) && aligned(args.v) && aligned(args.w) && aligned(args.shadow);
+}
+
+template <typename Moment>
+void launch_adamw(const Context& op, const AdamWArgs<Moment>& args) {
+  const std::int64_t size = args.size;
+  const bool by_four = size % kPerAccess == 0 && are_aligned(args);
   const auto launch = [&](auto kernel, std::int64_t accesses) {
     kernel<<<grid_for(op, accesses, 2 * kThreads), kThreads, 0, stream_of(op)>>>(args);
   };
-  by_four ? launch(adamw_kernel<4, Moment>, size / 4) : launch(adamw_kernel<1, Moment>, size);
+  by_four ? launch(adamw_kernel<kPerAccess, Moment>, size / kPerAccess) : launch(adamw_kernel<1, Moment>, size);
+}
+
+/// Launches the kernel of tiles. Returns false if rows do not start at multiples of 16 bytes.
+template <typename Moment>
+bool launch_tiles(const Context& op, const AdamWArgs<Moment>& args, const Shape& shape, const mx::Format& format,
+                  const QuantizedWeight& quantized) {
+  const int last = shape.num_dims() - 1;
+  const std::int64_t num_rows = shape[last - 1], length = shape[last];
+  if (length % kPerAccess != 0 || !are_aligned(args)) return false;
+  const auto launch = [&](const auto& producer, const TileOutput& rows, const TileOutput& columns) {
+    using Producer = std::remove_cvref_t<decltype(producer)>;
+    const TileArgs<Producer> tiles{.producer = producer,
+                                   .outputs = {{.rows = rows, .columns = columns, .format = format}},
+                                   .num_matrices = last == 2 ? shape[0] : 1,
+                                   .num_rows = num_rows,
+                                   .length = length};
+    launch_tile_kernel<Producer, kPerAccess, true>(op, tiles);
+  };
+  const AdamWTile<Moment> tile{.args = args, .matrix_stride = num_rows * length, .stride = length};
+  if (quantized.wide_rows.defined()) {
+    launch(WidenedAdamWTile<Moment>{tile}, tile_output_wide(quantized.wide_rows),
+           tile_output_wide(quantized.wide_columns));
+  } else {
+    launch(tile, tile_output(quantized.rows), tile_output(quantized.columns));
+  }
+  return true;
+}
+
+/// Calls use(Moment) with the type of the moments.
+template <typename Use>
+auto for_moments(const Tensor& m_N, const Use& use) {
+  return m_N.dtype() == DType::kBFloat16 ? use(__nv_bfloat16{}) : use(float{});
 }
 
 }  // namespace
@@ -186,8 +287,25 @@ void clip_gradients(const Context& op, const Tensor& squares_1, const Tensor& lo
 void adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N, const Tensor& m_N,
            const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
   if (op.measuring() || w_N.dim(0) == 0) return;
-  const auto launch = m_N.dtype() == DType::kBFloat16 ? launch_adamw<__nv_bfloat16> : launch_adamw<float>;
-  launch(op, options, step_S, d_w_N, m_N, v_N, w_N, shadow_N);
+  for_moments(m_N, [&]<typename Moment>(Moment) {
+    launch_adamw(op, adamw_args<Moment>(options, step_S, d_w_N, m_N, v_N, w_N, shadow_N));
+  });
+}
+
+void adamw_quantized(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow,
+                     const mx::Format& format, const QuantizedWeight& quantized) {
+  if (op.measuring() || w.num_elements() == 0) return;
+  const bool is_done = for_moments(m_N, [&]<typename Moment>(Moment) {
+    const auto args = adamw_args<Moment>(options, step_S, d_w_N, m_N, v_N, w, shadow);
+    const bool by_tiles = shadow.defined() && launch_tiles(op, args, w.shape(), format, quantized);
+    if (!by_tiles) launch_adamw(op, args);
+    return by_tiles;
+  });
+  if (is_done) return;
+  const Tensor& rounded = shadow.defined() ? shadow : w;
+  quantized.wide_rows.defined() ? cuda::quantize_weight(op, rounded, format, quantized)
+                                : cuda::quantize(op, rounded, quantized.rows, quantized.columns);
 }
 
 }  // namespace tessera::cuda

@@ -30,6 +30,18 @@ void check_quantized(const mx::Quantized& x, const Shape& shape) {
                 "{} {}", x.scales.shape().to_string(), name_of(x.scales.dtype()));
 }
 
+void check_quantized(const QuantizedWeight& w, const Shape& shape) {
+  const Shape transposed = mx::transposed(shape);
+  if (w.wide_rows.defined()) {
+    TESSERA_CHECK(!w.rows.defined() && !w.columns.defined());
+    TESSERA_CHECK_TENSOR(w.wide_rows, DType::kBFloat16, (wide_shape(shape)));
+    TESSERA_CHECK_TENSOR(w.wide_columns, DType::kBFloat16, (wide_shape(transposed)));
+    return;
+  }
+  if (w.rows.defined()) check_quantized(w.rows, shape);
+  if (w.columns.defined()) check_quantized(w.columns, transposed);
+}
+
 void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t length, DType dtype) {
   TESSERA_CHECK(x.plain.defined() || x.quantized());
   if (x.plain.defined()) TESSERA_CHECK_TENSOR(x.plain, dtype, {num_rows, length});
@@ -53,11 +65,9 @@ void quantize_weight(const Context& context, const Tensor& w, const mx::Format& 
                      const QuantizedWeight& quantized) {
   if (!quantized.wide_rows.defined()) return quantize(context, w, quantized.rows, quantized.columns);
   const TraceScope trace(context.trace, "quantize_weight");
-  TESSERA_CHECK(!quantized.rows.defined() && !quantized.columns.defined());
   TESSERA_CHECK(w.is_contiguous(), "{}", w.stride());
   check_number(w.dtype());
-  TESSERA_CHECK_TENSOR(quantized.wide_rows, DType::kBFloat16, (wide_shape(w.shape())));
-  TESSERA_CHECK_TENSOR(quantized.wide_columns, DType::kBFloat16, (wide_shape(mx::transposed(w.shape()))));
+  check_quantized(quantized, w.shape());
   TESSERA_RUN(quantize_weight, context, w, format, quantized);
 }
 

@@ -40,7 +40,7 @@ namespace tessera::cuda {
 inline constexpr int kSide = 128;
 inline constexpr int kTeamThreads = 256;
 inline constexpr int kPatch = 8;                       // numbers of a patch along rows and along columns
-inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute one row
+inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute one row, kPatch numbers each
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
 
 // The properties of a Producer. Most have one output, one team, no sums and no columns, and leave these out.
@@ -462,15 +462,15 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
   using T = typename Producer::Number;
   constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
   constexpr int kRowsAtOnce = kTeamsOf<Producer> * kTeamThreads / kThreadsAcross;
-  const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
-  const auto inside = [&](int row, int part) {
-    return kWhole || (row < place.rows && column + part * kCount < place.columns);
-  };
+  const int thread_row = threadIdx.x / kThreadsAcross, first = threadIdx.x % kThreadsAcross * kCount;
+  // The threads of a row access neighbouring numbers.
+  const auto column = [&](int part) { return first + part * kThreadsAcross * kCount; };
+  const auto inside = [&](int row, int part) { return kWhole || (row < place.rows && column(part) < place.columns); };
   typename ColumnsOf<Producer, kCount>::Type of_columns[kParts];
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     if (inside(0, part)) {
-      of_columns[part] = ColumnsOf<Producer, kCount>::load(args.producer, place.first_column + column + part * kCount);
+      of_columns[part] = ColumnsOf<Producer, kCount>::load(args.producer, place.first_column + column(part));
     }
   }
 #pragma unroll 1
@@ -482,8 +482,8 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         if (!inside(row, part)) continue;
-        inputs[i][part] = args.producer.template load<kCount>(place.matrix, place.first_row + row,
-                                                              place.first_column + column + part * kCount);
+        inputs[i][part] =
+            args.producer.template load<kCount>(place.matrix, place.first_row + row, place.first_column + column(part));
       }
     }
 #pragma unroll
@@ -492,7 +492,7 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
       float sum = 0.0f;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        const int at = column + part * kCount;
+        const int at = column(part);
         Lanes<T, kCount> out[kOutputsOf<Producer>] = {};
         if (inside(row, part)) args.producer.compute(inputs[i][part], of_columns[part], out, sum);
 #pragma unroll
@@ -510,7 +510,7 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
         if (args.sums == nullptr) continue;
 #pragma unroll
         for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-        if (column == 0 && inside(row, 0)) args.sums[blockIdx.x * args.num_rows + place.first_row + row] = sum;
+        if (first == 0 && inside(row, 0)) args.sums[blockIdx.x * args.num_rows + place.first_row + row] = sum;
       }
     }
   }

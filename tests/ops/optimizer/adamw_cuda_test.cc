@@ -1,4 +1,6 @@
+#include "ops/elementwise/elementwise.h"
 #include "ops/optimizer/adamw.h"
+#include "ops/quantize/quantize.h"
 #include "tests/ops/parity.h"
 
 namespace tessera {
@@ -44,6 +46,84 @@ TEST_F(AdamWCuda, Steps) {
             adamw(side.op, kOptions, side(step_S), side(g), side(m), side(v), side(w), side(shadow));
           },
           outputs, 1e-6);
+    }
+  }
+}
+
+// The second shape is a stack. Rows of the last one do not start at multiples of 16 bytes.
+TEST_F(AdamWCuda, QuantizesTheNewWeight) {
+  const mx::Format exact{}, square{.along = 128, .across = 128},
+      blockwise{.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128};
+  for (const auto& [form, format] : {std::pair{WeightForm::kRowsAndColumns, exact},
+                                     {WeightForm::kWide, exact},
+                                     {WeightForm::kRowsAndColumns, square},
+                                     {WeightForm::kRowsAndColumns, blockwise}}) {
+    for (const Shape& shape : {Shape{130, 144}, {3, 128, 272}, {40, 36}}) {
+      for (const auto& [moments, counts] :
+           {std::pair{DType::kFloat32, true}, {DType::kBFloat16, true}, {DType::kFloat32, false}}) {
+        SCOPED_TRACE(fmt::format("form {}, blocks of {} x {}, {}, {}", static_cast<int>(form), format.across,
+                                 format.along, shape.to_string(), name_of(moments)));
+        const ArenaScope scope(arena_);
+        const std::int64_t size = shape.num_elements();
+        const Tensor g = random({size}), w = random(shape), m = random({size}, moments), v = random({size}, moments);
+        set_zero(context(), v);
+        const Tensor shadow = poisoned(shape, DType::kBFloat16), step_S = step_numbers(3);
+        convert(context(), w, shadow);
+        if (!counts) reinterpret_cast<AdamWStep*>(step_S.raw())->finite = 0.0f;
+        const Doubles before = doubles(w);
+        const auto forms = [&, form = form, format = format] {
+          return allocate_weight(form, shape, format,
+                                 [&](const Shape& part, DType dtype) { return poisoned(part, dtype); });
+        };
+        const QuantizedWeight together = forms(), apart = forms();
+        const auto tensors_of = [](const QuantizedWeight& x) {
+          std::vector<Tensor> tensors;
+          for (const Tensor& tensor :
+               {x.rows.elements, x.rows.scales, x.columns.elements, x.columns.scales, x.wide_rows, x.wide_columns}) {
+            if (tensor.defined()) tensors.push_back(tensor);
+          }
+          return tensors;
+        };
+        const std::vector<Tensor> of_together = tensors_of(together), of_apart = tensors_of(apart);
+        std::vector<Tensor> outputs = of_together;
+        outputs.insert(outputs.end(), of_apart.begin(), of_apart.end());
+        outputs.push_back(w);
+        run_on_gpu(
+            [&, format = format](const Side& side) {
+              const auto on = [&](const QuantizedWeight& x) {
+                return QuantizedWeight{side(x.rows), side(x.columns), side(x.wide_rows), side(x.wide_columns)};
+              };
+              adamw_quantized(side.op, kOptions, side(step_S), side(g), side(m), side(v), side(w), side(shadow), format,
+                              on(together));
+              quantize_weight(side.op, side(shadow), format, on(apart));
+            },
+            outputs);
+        EXPECT_EQ(doubles(w) == before, !counts);
+        for (std::size_t i = 0; i < of_together.size(); ++i) {
+          EXPECT_EQ(std::memcmp(of_together[i].raw(), of_apart[i].raw(), of_apart[i].num_bytes()), 0) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(AdamWCuda, StepsOfAQuantizedWeight) {
+  const mx::Format format{.along = 128, .across = 128};
+  for (const Shape& shape : {Shape{130, 144}, {3, 128, 272}}) {
+    for (const DType moments : {DType::kFloat32, DType::kBFloat16}) {
+      const ArenaScope scope(arena_);
+      const std::int64_t size = shape.num_elements();
+      const Tensor g = random({size}), w = random(shape), m = random({size}, moments), v = random({size}, moments);
+      set_zero(context(), v);
+      const Tensor shadow = poisoned(shape, DType::kBFloat16), step_S = step_numbers(3);
+      reinterpret_cast<AdamWStep*>(step_S.raw())->gradient_scale = 0.37f;
+      const mx::Quantized rows = poisoned(shape, format), columns = poisoned(mx::transposed(shape), format);
+      expect_close(
+          [&](const Side& side) {
+            adamw_quantized(side.op, kOptions, side(step_S), side(g), side(m), side(v), side(w), side(shadow), format,
+                            {side(rows), side(columns), {}, {}});
+          },
+          {m, v, w, shadow}, 1e-6);
     }
   }
 }

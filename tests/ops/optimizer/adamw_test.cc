@@ -1,5 +1,7 @@
 #include "ops/optimizer/adamw.h"
 
+#include "ops/elementwise/elementwise.h"
+#include "ops/quantize/quantize.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {
@@ -53,6 +55,38 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   EXPECT_LE(relative_error(v, v_ref), 1e-6);
   for (std::int64_t i = 0; i < kSize; ++i) {
     ASSERT_EQ(shadow.data<BFloat16>()[i].bits, BFloat16(w.data<float>()[i]).bits);
+  }
+}
+
+TEST_F(AdamW, AQuantizedWeightIsRenewed) {
+  const mx::Format format{.along = 128, .across = 128};
+  for (const bool has_shadow : {true, false}) {
+    const Shape shape{2, 96, 160};
+    const std::int64_t size = shape.num_elements();
+    const Tensor g = random({size}), w = random(shape), w_N = random({size}), m = random({size}), v = random({size});
+    set_zero(context(), v);
+    copy(context(), w.reshape({size}), w_N);
+    const Tensor m_N = random({size}), v_N = random({size}), none;
+    copy(context(), m, m_N);
+    copy(context(), v, v_N);
+    const Tensor shadow = has_shadow ? random(shape, DType::kBFloat16) : none;
+    const Tensor shadow_N = has_shadow ? random({size}, DType::kBFloat16) : none;
+    const auto quantized = [&] {
+      return allocate_weight(WeightForm::kRowsAndColumns, shape, format,
+                             [&](const Shape& part, DType dtype) { return arena_.allocate(part, dtype); });
+    };
+    const QuantizedWeight together = quantized(), apart = quantized();
+    put_step(adamw_step(kOptions, static_cast<float>(kRate), 2), static_cast<float>(kGradientScale));
+    adamw_quantized(context(), kOptions, step_S_, g, m, v, w, shadow, format, together);
+    adamw(context(), kOptions, step_S_, g, m_N, v_N, w_N, shadow_N);
+    quantize_weight(context(), (has_shadow ? shadow_N : w_N).reshape(shape), format, apart);
+    EXPECT_EQ(doubles(w), doubles(w_N));
+    EXPECT_EQ(doubles(m), doubles(m_N));
+    EXPECT_EQ(doubles(v), doubles(v_N));
+    for (const auto& [a, b] : {std::pair{together.rows, apart.rows}, {together.columns, apart.columns}}) {
+      EXPECT_EQ(std::memcmp(a.elements.raw(), b.elements.raw(), b.elements.num_bytes()), 0);
+      EXPECT_EQ(std::memcmp(a.scales.raw(), b.scales.raw(), b.scales.num_bytes()), 0);
+    }
   }
 }
 
