@@ -3,6 +3,7 @@
 #include <cfloat>
 #include <cub/block/block_reduce.cuh>
 
+#include "ops/kit/ptx.cuh"
 #include "ops/loss/cross_entropy.h"
 #include "ops/quantize/tile_quantizer.cuh"
 
@@ -17,8 +18,9 @@ constexpr float kLog2E = 1.4426950408889634f;
 struct Sums {
   float max, sum;
 };
-/// Returns exp(a - b). It is exactly 1 for a = b, and within 2^-22 relative for small differences.
-__device__ float exp_of_difference(float a, float b) { return exp2f((a - b) * kLog2E); }
+/// Returns exp(a - b). It is exactly 1 for a = b, and within 2^-22 relative for small differences. Below 2^-126 it is
+/// 0.
+__device__ float exp_of_difference(float a, float b) { return ptx::exp2_approx((a - b) * kLog2E); }
 
 struct Merge {
   __device__ Sums operator()(const Sums& a, const Sums& b) const {
@@ -109,11 +111,17 @@ __global__ void losses_kernel(const float* sums_PT3, const std::int32_t* labels_
   losses_T[t] = loss_of(row_sums(sums_PT3, num_ranks, num_tokens, t), labels_T[t], num_ranks * vocab);
 }
 
-/// Returns scale · (softmax - onehot(label)) of one logit. A row that does not count has the factor 0, and may hold any
-/// numbers.
-__device__ float gradient_of(float logit, float max, float factor, bool is_label, float scale) {
-  const float part = factor == 0.0f ? 0.0f : __fmul_rn(factor, exp_of_difference(logit, max));
-  return is_label ? part - scale : part;
+/// Turns logits of a row into scale · softmax. A row that does not count has the factor 0, and may hold any numbers.
+template <int kCount>
+__device__ void to_softmax(float (&x)[kCount], float max, float factor) {
+#pragma unroll
+  for (float& number : x) number = factor == 0.0f ? 0.0f : __fmul_rn(factor, exp_of_difference(number, max));
+}
+/// Subtracts scale · onehot(label). The label is number `at_label`, if it is one of these.
+template <int kCount>
+__device__ void subtract_label(float (&x)[kCount], std::int32_t at_label, float scale) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = i == at_label ? x[i] - scale : x[i];
 }
 
 // d_logits may be the logits, because a thread writes only what it has read.
@@ -128,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const bool counts = label != kIgnoredLabel;
   if (threadIdx.x == 0) losses_T[t] = loss_of(sums, label, num_ranks * vocab);
   const float factor = counts ? scale / sums.sum : 0.0f;
-  const auto at_label = counts ? static_cast<std::int64_t>(label) - first_id : -1;
+  const std::int64_t at_label = counts ? label - first_id : -1;
   const L* row = logits_TV + t * vocab;
   T* d_row = d_logits_TV + t * vocab;
   constexpr std::int64_t kStep = std::int64_t{kThreads} * kCount;
@@ -139,10 +147,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     for (int i = 0; i < kInFlight; ++i) {
       const std::int64_t first = v + i * kStep;
       if (first >= vocab) break;
-#pragma unroll
-      for (int lane = 0; lane < kCount; ++lane) {
-        x[i][lane] = gradient_of(x[i][lane], sums.max, factor, first + lane == at_label, scale);
-      }
+      to_softmax(x[i], sums.max, factor);
+      subtract_label(x[i], static_cast<std::int32_t>(at_label - first), scale);
       store_lanes(x[i], d_row + first);
     }
   }
@@ -194,11 +200,13 @@ struct Gradient {
   }
   template <int kCount>
   __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[1], float&) const {
+    float x[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      out[0].x[i] =
-          from_float<T>(gradient_of(to_float(input.logits.x[i]), input.max, input.factor, i == input.at_label, scale));
-    }
+    for (int i = 0; i < kCount; ++i) x[i] = to_float(input.logits.x[i]);
+    to_softmax(x, input.max, input.factor);
+    if (static_cast<std::uint32_t>(input.at_label) < kCount) subtract_label(x, input.at_label, scale);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out[0].x[i] = from_float<T>(x[i]);
   }
 };
 
