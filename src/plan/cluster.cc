@@ -12,12 +12,21 @@ namespace {
 
 constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
 
-/// Returns the bytes per second of a link, which must have a source.
-double read_link(TomlReader reader) {
-  const double bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3);
+/// Reads the bytes per second of the links within a domain, and of kinds of transfers that have rates of their own.
+void read_domain(TomlReader reader, Cluster& cluster) {
+  cluster.domain_bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3);
+  for (const std::string kind : kTransferKinds) {
+    const std::string key = kind + "_gb_per_s";
+    if (reader.has(key)) cluster.domain_bytes_per_second_of[kind] = kGiga * reader.number(key, 1e-3);
+  }
   reader.text("source");
   reader.require_all_known();
-  return bytes_per_second;
+}
+
+void read_network(TomlReader reader, Cluster& cluster) {
+  cluster.network_bytes_per_second = kGiga * reader.number("gb_per_s", 1e-3);
+  reader.text("source");
+  reader.require_all_known();
 }
 
 void read_direct(TomlReader reader, Cluster& cluster) {
@@ -71,8 +80,8 @@ Cluster read(const std::filesystem::path& path, int depth) {
   cluster.overlap_cost = reader.part("overlap_cost");
   cluster.straggler = reader.number("straggler");
   reader.text("source");
-  cluster.domain_bytes_per_second = read_link(reader.table("domain"));
-  cluster.network_bytes_per_second = read_link(reader.table("network"));
+  read_domain(reader.table("domain"), cluster);
+  read_network(reader.table("network"), cluster);
   read_direct(reader.table("direct"), cluster);
   if (reader.has("operator") || !reader.has("operators_of")) {
     reader.each_table("operator", [&](TomlReader rule) {
@@ -194,7 +203,7 @@ Cluster cluster_of_cpus(const Calibration& calibration, std::int64_t num_ranks) 
   const auto rate = [&](const std::string& kind) {
     return kGiga * calibration.between_ranks_value(kind + ".gb_per_s");
   };
-  for (const char* kind : {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"}) {
+  for (const std::string kind : kTransferKinds) {
     cluster.domain_bytes_per_second_of[kind] = rate(kind);
   }
   cluster.domain_bytes_per_second = cluster.network_bytes_per_second = rate("domain");

@@ -35,6 +35,9 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
 /// Reads a rule. Its caller reads what else the table may have.
 OperatorRule read_rule(TomlReader& reader);
 
+/// The kinds of transfers between ranks, without a dispatcher's calls. A pipeline's messages are sends.
+inline constexpr const char* kTransferKinds[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"};
+
 struct Cluster {
   std::string name;
   int gpus_per_domain = 1;  // GPUs that NVLink connects

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -20,7 +21,7 @@ class TomlReader {
  public:
   TomlReader(const toml::table& table, std::string where) : table_(table), where_(std::move(where)) {}
 
-  double number(const char* key, double least = 0.0) {
+  double number(std::string_view key, double least = 0.0) {
     const std::optional<double> value = known(key).value<double>();
     require(value.has_value() && std::isfinite(*value) && *value >= least, "{}.{} must be a number of at least {:g}",
             where_, key, least);
@@ -61,7 +62,7 @@ class TomlReader {
     }
     return result;
   }
-  bool has(const char* key) const { return table_.contains(key); }
+  bool has(std::string_view key) const { return table_.contains(key); }
   TomlReader table(const char* key) {
     const toml::table* table = known(key).as_table();
     require(table != nullptr, "{}.{} must be a table", where_, key);
@@ -85,8 +86,8 @@ class TomlReader {
   }
 
  private:
-  toml::node_view<const toml::node> known(const char* key) {
-    known_.insert(key);
+  toml::node_view<const toml::node> known(std::string_view key) {
+    known_.emplace(key);
     return table_[key];
   }
 

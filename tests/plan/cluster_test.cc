@@ -147,6 +147,13 @@ TEST_F(ClusterFile, RatesCanBeThoseOfACalibration) {
   EXPECT_NEAR(cluster.time_of(copy).seconds, 6000 / 2e9, 1e-12);
 }
 
+TEST_F(ClusterFile, AKindOfTransferMayHaveARateOfItsOwn) {
+  const Cluster cluster =
+      read_cluster(write(with("[domain]\ngb_per_s = 100", "[domain]\ngb_per_s = 100\nsend_gb_per_s = 30")));
+  EXPECT_EQ(cluster.domain_rate("send"), 30e9);
+  EXPECT_EQ(cluster.domain_rate("all_gather"), 100e9);
+}
+
 TEST_F(ClusterFile, TheSlowestOfManyIsSlower) {
   const Cluster cluster = read_cluster(write(kSmall));
   EXPECT_EQ(cluster.slowest_of(1), 1.0);
@@ -166,6 +173,7 @@ TEST_F(ClusterFile, BadFilesAreToldOf) {
   refused(with("memory_gib = 8", "memory_gib = \"8\""), {"$.memory_gib", "number"});
   refused(with("sms = 100", "sms = 1.5"), {"$.sms", "whole number"});
   refused(with("[domain]\ngb_per_s = 100\nsource = \"a test\"", "[domain]\ngb_per_s = 100"), {"$.domain.source"});
+  refused(with("[domain]\n", "[domain]\nreceive_gb_per_s = 30\n"), {"$.domain.receive_gb_per_s", "no such key"});
   refused(with("half_contraction", "half_contractoin"), {"$.operator[1].half_contractoin", "no such key"});
   refused(with("names = [\"copy\"]", "names = \"copy\""), {"$.operator[2].names", "array"});
   refused(with("straggler = 0.01", "straggler = 0.01\ncolour = 1"), {"$.colour", "no such key"});

@@ -13,6 +13,7 @@
 #include "ops/elementwise/init.h"
 #include "ops/gemm/gemm.h"
 #include "ops/kit/side_stream.h"
+#include "plan/cluster.h"
 
 namespace tessera {
 namespace {
@@ -30,9 +31,6 @@ struct Sizes {
 };
 const Sizes kCpuSizes{{1 << 16, 1 << 20, 1 << 24}, 256, 1024, 1024, 1.0};
 const Sizes kGpuSizes{{1 << 20, 1 << 24, 1 << 28}, 8192, 4096, 4096, 4.0};
-
-/// Transfers of whole tensors between all ranks, or between neighbours.
-constexpr const char* kKinds[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"};
 
 class RankProbe {
  public:
@@ -161,7 +159,7 @@ void add_transfers(RankProbe& probe, std::vector<RankValue>& values) {
   };
   const std::string sizes = fmt::format("tensors of {} to {} KiB", probe.sizes().transfers.front() >> 10,
                                         probe.sizes().transfers.back() >> 10);
-  for (const std::string kind : kKinds) {
+  for (const std::string kind : kTransferKinds) {
     std::vector<MeasuredCall> calls;
     for (const std::int64_t bytes : probe.sizes().transfers) {
       OperatorWork work;
