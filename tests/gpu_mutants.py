@@ -86,11 +86,13 @@ MUTANTS = [
      "i < kMaxThreads / kWarp - 1; ++i) sum +=", "ops/norm/rmsnorm_cuda.cu", "bfloat16"),
     ("embedding: long runs miss a row", "ops/elementwise/embedding_cuda.cu", "for (int line = 0; line < count;",
      "for (int line = 1; line < count;", "ops/elementwise/embedding_cuda.cu", "bfloat16"),
-    ("cross-entropy: the label's part is 0.5 % off", "ops/loss/cross_entropy_cuda.cu", "is_label ? part - scale :",
-     "is_label ? part - scale * 1.005f :", "ops/loss/cross_entropy_cuda.cu", "bfloat16"),
+    ("cross-entropy: the label's part is 0.5 % off", "ops/loss/cross_entropy_cuda.cu",
+     "i == at_label ? x[i] - scale :", "i == at_label ? x[i] - scale * 1.005f :", "ops/loss/cross_entropy_cuda.cu",
+     "bfloat16"),
     # By less than half a step of 8 bits it would be rounded away.
     ("cross-entropy in 8 bits: the label's part is 10 % off", "ops/loss/cross_entropy_cuda.cu",
-     "is_label ? part - scale :", "is_label ? part - scale * 1.1f :", "ops/loss/cross_entropy_cuda.cu", "mxfp8_output"),
+     "i == at_label ? x[i] - scale :", "i == at_label ? x[i] - scale * 1.1f :", "ops/loss/cross_entropy_cuda.cu",
+     "mxfp8_output"),
 ]
 
 # These drop one exchange between ranks. Cases of GradientsOnGpus must fail. `--meshes` runs them, on two GPUs.
