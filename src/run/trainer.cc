@@ -67,7 +67,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       guard_(config_, ranks_, *mesh_, step_.model().parameters()) {
   data_.require_tokenizer_of_assets();
   data_.open_validation();
-  guard_.place_copies(step_.device() == Device::kCuda ? &step_.state_read_done() : nullptr);
+  guard_.place_copies(state_read_done(StateReader::kMemoryCopy));
   const std::vector<RankMemory> memory = memory_of_ranks();
   if (is_first_rank()) {
     run_folder_.emplace(config_, checkpointer_.folder());

@@ -89,6 +89,8 @@ class Trainer {
   std::int64_t first_step() const { return 1 + resumed_.step; }
   bool is_first_rank() const { return ranks_.rank() == 0; }
   bool on_gpu() const { return step_.device() == Device::kCuda; }
+  /// Returns the step's event for a reader of the state. It is null on CPUs.
+  cuda::Event* state_read_done(StateReader reader) { return on_gpu() ? &step_.state_read_done(reader) : nullptr; }
   std::filesystem::path trace_folder() const { return dump_folder_ / config_.profiling.save_traces_folder; }
   /// Holds the memory that a rank's process takes, in bytes.
   struct RankMemory {

@@ -1,6 +1,7 @@
 // What a GPU's steps need besides the computation: recorded graphs, and the times at which steps ended.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <list>
 #include <vector>
@@ -9,6 +10,10 @@
 #include "device/phase_clock.h"
 
 namespace tessera {
+
+/// Names who reads the training state beside a step. Each has an event, since both may read at the same time.
+enum class StateReader : std::uint8_t { kMemoryCopy, kCheckpoint };
+inline constexpr std::size_t kNumStateReaders = 2;
 
 class GpuSteps {
  public:
@@ -40,8 +45,8 @@ class GpuSteps {
   /// event.
   Clock::time_point end(cuda::Event& done);
 
-  /// Returns the event that a GPU waits for before a step changes the training state.
-  cuda::Event& state_read_done() { return state_read_done_; }
+  /// Returns the events, by StateReader, that a GPU waits for before a step changes the training state.
+  std::array<cuda::Event, kNumStateReaders>& state_read_done() { return state_read_done_; }
 
  private:
   std::size_t max_graphs_;
@@ -50,7 +55,7 @@ class GpuSteps {
   cuda::Event last_end_;
   // The time at which the GPU passed last_end_.
   Clock::time_point last_ended_;
-  cuda::Event state_read_done_;
+  std::array<cuda::Event, kNumStateReaders> state_read_done_;
 };
 
 }  // namespace tessera

@@ -144,7 +144,7 @@ void TrainingStep::allocate() {
   optimizer_.allocate(device());
   optimizer_.allow_steps(cuda_.get());
   if (cuda_ != nullptr) {
-    gpu_.state_read_done().record(cuda_->stream());
+    for (cuda::Event& read : gpu_.state_read_done()) read.record(cuda_->stream());
     for (Started& started : started_.slots) {
       started.numbers = Buffer::pinned(sizeof(AdamWStep));
       started.squares_and_sums = Buffer::pinned((1 + model_.sums().host().size()) * sizeof(double));
@@ -384,7 +384,9 @@ void TrainingStep::update_weights(const Context& op) {
   const Parameters& parameters = model_.parameters();
   optimizer_.measure_gradients(op, parameters);
   if (mesh_->degrees.num_ranks() > 1) reduction_.reduce(op, model_, optimizer_.squares());
-  if (cuda_ != nullptr && !op.measuring()) cuda_->stream().wait(gpu_.state_read_done());
+  if (cuda_ != nullptr && !op.measuring()) {
+    for (const cuda::Event& read : gpu_.state_read_done()) cuda_->stream().wait(read);
+  }
   optimizer_.clip(op, model_.sums().main_loss(op.device()));
   model_.update_expert_biases(op, optimizer_.finite_1(op));
   optimizer_.update(op, parameters, model_.quantized_weights());

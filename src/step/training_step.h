@@ -130,9 +130,9 @@ class TrainingStep {
     return finish();
   }
 
-  /// Returns the event that a GPU waits for before a step changes the training state. Whoever reads the state beside a
-  /// step records this event after reading.
-  cuda::Event& state_read_done() { return gpu_.state_read_done(); }
+  /// Returns the event of a reader, which a GPU waits for before a step changes the training state. The reader records
+  /// it, after what reads the state, before the step is started.
+  cuda::Event& state_read_done(StateReader reader) { return gpu_.state_read_done()[static_cast<std::size_t>(reader)]; }
 
   /// Renews the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();

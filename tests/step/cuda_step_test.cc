@@ -258,7 +258,7 @@ TEST_P(CudaStep, AStepWaitsForWhoReadsTheState) {
     state.read(before.data());
     put_delay(stream, 50000);
     cuda::copy_bytes(stream, masters.raw(), masters.num_bytes(), copy.data());
-    step.state_read_done().record(stream);
+    step.state_read_done(i % 2 == 0 ? StateReader::kMemoryCopy : StateReader::kCheckpoint).record(stream);
     fill(job, i, batches, job.model.args.vocab_size);
     step.run(i, batches);
     EXPECT_EQ(std::memcmp(copy.data(), before.data(), masters.num_bytes()), 0) << i;
@@ -274,7 +274,7 @@ TEST_P(CudaStep, ACopyBesideAStepIsOfTheStateBefore) {
   Buffer copy = Buffer::pinned(state.num_bytes());
   for (std::int64_t i = 1; i <= 4; ++i) {
     const TrainingState::Checksums before = state.read();
-    state.start_copy(copy.data(), step.state_read_done());
+    state.start_copy(copy.data(), step.state_read_done(StateReader::kMemoryCopy));
     fill(job, i, batches, job.model.args.vocab_size);
     step.run(i, batches);
     const TrainingState::Checksums copied = state.checksums_of_copy({copy.data(), copy.size()});
