@@ -97,8 +97,12 @@ std::map<std::string, std::string> shard_metadata(const ShardId& id) {
           {kNumShardsKey, fmt::format("{}", id.num_shards)}};
 }
 
+void read_from_host(const Tensor& tensor, const ByteSink& sink) {
+  sink({static_cast<const std::byte*>(tensor.raw()), tensor.num_bytes()});
+}
+
 WrittenFile write_shard(const fs::path& path, const ShardId& id, std::span<const TensorPiece> tensors,
-                        const std::stop_token& stop) {
+                        const std::stop_token& stop, const ReadTensor& read) {
   std::map<std::string, std::string> metadata = shard_metadata(id);
   std::vector<SafetensorsSpec> specs;
   std::string pieces;
@@ -113,8 +117,10 @@ WrittenFile write_shard(const fs::path& path, const ShardId& id, std::span<const
   if (!pieces.empty()) metadata[kPiecesKey] = pieces + "}";
   SafetensorsWriter writer(path, specs, metadata);
   for (const TensorPiece& tensor : tensors) {
-    require(!stop.stop_requested(), "writing '{}' was given up", path.string());
-    writer.append({static_cast<const std::byte*>(tensor.numbers.raw()), tensor.numbers.num_bytes()});
+    read(tensor.numbers, [&](std::span<const std::byte> bytes) {
+      require(!stop.stop_requested(), "writing '{}' was given up", path.string());
+      writer.append(bytes);
+    });
   }
   return writer.finish();
 }

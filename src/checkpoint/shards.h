@@ -12,6 +12,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <stop_token>
@@ -58,9 +59,16 @@ struct TensorPiece {
   Tensor numbers;  // [end - begin], float32; the optimizer's may be bfloat16
 };
 
-/// Writes a rank's pieces, atomically. Throws Error if that fails, or if a stop is requested.
+/// Passes the bytes of a tensor to `sink`, in order, in one or several calls.
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+using ReadTensor = std::function<void(const Tensor& tensor, const ByteSink& sink)>;
+/// Reads a tensor in memory of the host.
+void read_from_host(const Tensor& tensor, const ByteSink& sink);
+
+/// Writes a rank's pieces, atomically. Calls `read` for the numbers of each piece, in order. Throws Error if that
+/// fails, or if a stop is requested.
 WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, std::span<const TensorPiece> tensors,
-                        const std::stop_token& stop = {});
+                        const std::stop_token& stop = {}, const ReadTensor& read = read_from_host);
 
 /// Reads a tensor that is assembled from pieces in mapped files.
 class AssembledTensor {

@@ -199,4 +199,8 @@ void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes,
   TESSERA_CUDA(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDefault, stream.handle()));
 }
 
+void call_on_host(const Stream& stream, void (*function)(void*), void* argument) {
+  TESSERA_CUDA(cudaLaunchHostFunc(stream.handle(), function, argument));
+}
+
 }  // namespace tessera::cuda

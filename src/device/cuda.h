@@ -111,4 +111,8 @@ class Event : EventHandle {
 /// not pinned, the function returns only after it has been copied.
 void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes, void* target);
 
+/// Puts a call of function(argument) on the stream. A thread of CUDA makes it, and later work on the stream waits until
+/// it returns. It must not throw, use CUDA, or wait for the GPU. If the GPU has failed, it is not called.
+void call_on_host(const Stream& stream, void (*function)(void*), void* argument);
+
 }  // namespace tessera::cuda

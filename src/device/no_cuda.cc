@@ -47,6 +47,7 @@ bool Event::passed() const { refuse(); }
 double Event::seconds_since(const Event&) const { refuse(); }
 
 void copy_bytes(const Stream&, const void*, std::size_t, void*) { refuse(); }
+void call_on_host(const Stream&, void (*)(void*), void*) { refuse(); }
 
 Graph::Graph(const Stream&, const std::function<void()>&) { refuse(); }
 Graph::~Graph() = default;

@@ -104,7 +104,7 @@ RunIdentity Trainer::share_run_identity() {
 }
 
 void Trainer::resume() {
-  checkpointer_.allocate_snapshot();
+  checkpointer_.prepare_snapshot(state_read_done(StateReader::kCheckpoint));
   MemoryCopies* const copies = guard_.copies();
   const auto in_memory = copies != nullptr ? copies->newest_step() : std::nullopt;
   std::optional<ResumedFrom> resumed = checkpointer_.resume(data_.loader(), in_memory);

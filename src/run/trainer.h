@@ -95,7 +95,7 @@ class Trainer {
   /// Holds the memory that a rank's process takes, in bytes.
   struct RankMemory {
     MemoryPlan plan;
-    std::size_t snapshot = 0;  // the copy that a checkpoint is written from
+    std::size_t snapshot = 0;  // at most, the copy that a checkpoint is written from; on the host
     std::size_t copies = 0;    // copies in memory, on tmpfs
     std::size_t process = 0;   // resident before the plan's memory is allocated
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "device/cuda.h"
+#include "run/state/snapshot.h"
 #include "run/state/training_state.h"
 #include "step/training_step.h"
 #include "tensor/philox.h"
@@ -282,6 +283,44 @@ TEST_P(CudaStep, ACopyBesideAStepIsOfTheStateBefore) {
     EXPECT_EQ(copied.buffers, before.buffers);
     EXPECT_NE(state.read().all, before.all);
   }
+}
+
+/// A save's copy and a copy in memory, both beside a step. The save's goes through pinned memory piece by piece.
+TEST_P(CudaStep, ASnapshotBesideAStepIsOfTheStateBefore) {
+  const JobConfig job = config("bfloat16");
+  TrainingStep step(job, nullptr, Device::kCuda);
+  step.allocate();
+  std::vector<Batch> batches = make_batches(job, step);
+  const Parameters& parameters = step.model().parameters();
+  TrainingState state(parameters);
+  Buffer copy = Buffer::pinned(state.num_bytes());
+  std::vector<Tensor> tensors;  // in the order of the state
+  tensors.push_back(parameters.all_masters());
+  for (std::size_t i = 0; i < parameters.optimizer_tensors().size(); ++i) {
+    tensors.push_back(parameters.optimizer_tensor(i));
+  }
+  tensors.push_back(parameters.all_buffers());
+  Snapshot snapshot(&step.state_read_done(StateReader::kCheckpoint), std::size_t{20} << 10);
+  for (std::int64_t i = 1; i <= 6; ++i) {  // the first steps are not graphs yet
+    const TrainingState::Checksums before = state.read();
+    snapshot.start(tensors);
+    state.start_copy(copy.data(), step.state_read_done(StateReader::kMemoryCopy));
+    if (i == 4) snapshot.drop();  // as a save that fails while its copy is under way
+    fill(job, i, batches, job.model.args.vocab_size);
+    step.run(i, batches);
+    EXPECT_EQ(state.checksums_of_copy({copy.data(), copy.size()}).all, before.all);
+    if (i == 4) {
+      EXPECT_EQ(snapshot.num_held_bytes(), 0u);
+      continue;
+    }
+    std::vector<std::byte> read;
+    snapshot.read(state.num_bytes(),
+                  [&](std::span<const std::byte> bytes) { read.insert(read.end(), bytes.begin(), bytes.end()); });
+    EXPECT_EQ(state.checksums_of_copy(read).all, before.all);
+    EXPECT_EQ(snapshot.num_held_bytes(), 0u);
+    EXPECT_NE(state.read().all, before.all);
+  }
+  snapshot.start(tensors);  // and it is destroyed while the copy is under way
 }
 
 const Overrides kConverters = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"};

@@ -55,7 +55,9 @@ bool Checkpointer::takes_snapshot() const {
 }
 
 std::size_t Checkpointer::snapshot_bytes() const {
-  return config_.checkpoint.enable && takes_snapshot() ? num_bytes_to_write() : 0;
+  if (!config_.checkpoint.enable || !takes_snapshot() || !is_writer()) return 0;
+  const bool on_gpu = config_.device(ranks_.num_on_node()) == Device::kCuda;
+  return num_bytes_to_write() + (on_gpu ? Snapshot::kPieceBytes : 0);
 }
 
 std::size_t Checkpointer::num_bytes_to_write() const {
@@ -66,18 +68,8 @@ std::size_t Checkpointer::num_bytes_to_write() const {
   return sum;
 }
 
-void Checkpointer::allocate_snapshot() { snapshot_ = Buffer(snapshot_bytes()); }
-
-void Checkpointer::take_snapshot(ShardPieces& pieces) {
-  std::byte* next = snapshot_.data();
-  for (std::vector<TensorPiece>& tensors : pieces) {
-    for (TensorPiece& tensor : tensors) {
-      const Tensor copy(next, tensor.numbers.shape(), tensor.numbers.dtype(), Device::kCpu);
-      parameters_.read(tensor.numbers, copy);
-      tensor.numbers = copy;
-      next += copy.num_bytes();
-    }
-  }
+void Checkpointer::prepare_snapshot(cuda::Event* state_read_done) {
+  if (takes_snapshot() && is_writer()) snapshot_.emplace(state_read_done);
 }
 
 void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool is_last) {
@@ -100,13 +92,37 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool
                           {"tokenizer", tokenizer_state(tokenizer_)},
                           {"config", config_table(config).to_toml()}};
   if (is_writer()) {
-    ShardPieces pieces = pieces_to_write();
-    for (std::size_t kind = kinds_at(step).size(); kind < pieces.size(); ++kind) pieces[kind].clear();
-    if (takes_snapshot()) take_snapshot(pieces);
-    task_ = std::async(std::launch::async, [this, pieces = std::move(pieces)] { write_shards(pieces); });
+    try {
+      start_writing();
+    } catch (const Error&) {  // no memory for the copy; all ranks see it in advance()
+      std::promise<void> failed;
+      failed.set_exception(std::current_exception());
+      task_ = failed.get_future();
+    }
   }
   save_.result.stall_seconds = save_.since_start.seconds();
   if (config_.checkpoint.async_mode == AsyncMode::kDisabled) finish();
+}
+
+void Checkpointer::start_writing() {
+  ShardPieces pieces = pieces_to_write();
+  for (std::size_t kind = kinds_at(save_.manifest.step).size(); kind < pieces.size(); ++kind) pieces[kind].clear();
+  TESSERA_CHECK(snapshot_.has_value() == takes_snapshot());
+  if (snapshot_) {
+    std::vector<Tensor> tensors;
+    for (const std::vector<TensorPiece>& of_kind : pieces) {
+      for (const TensorPiece& piece : of_kind) tensors.push_back(piece.numbers);
+    }
+    snapshot_->start(tensors);
+  }
+  task_ = std::async(std::launch::async, [this, pieces = std::move(pieces)] {
+    try {
+      write_shards(pieces);
+    } catch (...) {
+      if (snapshot_) snapshot_->drop();
+      throw;
+    }
+  });
 }
 
 void Checkpointer::write_shards(const ShardPieces& pieces) {
@@ -114,9 +130,13 @@ void Checkpointer::write_shards(const ShardPieces& pieces) {
   create_folder(partial);
   const ShardId id{.step = save_.manifest.step, .shard = mesh_.model.rank(), .num_shards = save_.manifest.num_shards};
   const auto kinds = kinds_at(save_.manifest.step);
+  const ReadTensor from_snapshot = [this](const Tensor& tensor, const ByteSink& sink) {
+    snapshot_->read(tensor.num_bytes(), sink, stop_.get_token());
+  };
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
     const std::string name = shard_file_name(kinds[kind], id.shard, id.num_shards);
-    save_.written[kind] = write_shard(partial / name, id, pieces[kind], stop_.get_token());
+    save_.written[kind] =
+        write_shard(partial / name, id, pieces[kind], stop_.get_token(), snapshot_ ? from_snapshot : read_from_host);
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // A save has two phases. In the first, every rank of the first replica writes its shards. The second begins when all
 // ranks have reported that they are done: rank 0 writes the manifest and gives the folder its name. Ranks agree between
-// the phases, so all ranks see the failure of one, and no background thread communicates.
+// the phases, so all ranks see the failure of one, and no background thread communicates. While training goes on, files
+// are written from a copy of the numbers (run/state/snapshot.h).
 #pragma once
 
 #include <array>
@@ -23,6 +24,7 @@
 #include "params/parameters.h"
 #include "run/state/checkpoint_reader.h"
 #include "run/state/shard_pieces.h"
+#include "run/state/snapshot.h"
 
 namespace tessera {
 
@@ -42,9 +44,14 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Returns the size of the copy in host memory that saves write from, in bytes. It is 0 if there is none.
+  /// Returns the most memory of the host that a save takes for the copy that it writes from, in bytes. It is 0 if files
+  /// are written without one.
   std::size_t snapshot_bytes() const;
-  void allocate_snapshot();
+  /// Prepares the copies that saves write from (Snapshot). Must be called before save(). `state_read_done` is
+  /// TrainingStep's on GPUs, and null on CPUs.
+  void prepare_snapshot(cuda::Event* state_read_done);
+  /// Returns how much of that memory is taken now, in bytes, for tests. It is 0 unless a save is under way.
+  std::size_t snapshot_bytes_held() const { return snapshot_ ? snapshot_->num_held_bytes() : 0; }
   /// Sets a function that is called after each save is committed.
   void set_on_saved(std::function<void(const SavedCheckpoint&)> on_saved) { on_saved_ = std::move(on_saved); }
 
@@ -100,8 +107,8 @@ class Checkpointer {
   std::span<const std::string_view> kinds_at(std::int64_t step) const;
   /// Returns whether files are written from a copy in host memory.
   bool takes_snapshot() const;
-  /// Copies the numbers and makes the pieces point to the copy.
-  void take_snapshot(ShardPieces& pieces);
+  /// Starts the copy, if there is one, and the thread that writes this rank's shards.
+  void start_writing();
   void write_shards(const ShardPieces& pieces);
   /// Gathers in the manifest what all ranks have written.
   void gather_files();
@@ -119,7 +126,7 @@ class Checkpointer {
   std::function<void(const SavedCheckpoint&)> on_saved_;
   std::function<void()> before_commit_;
   CheckpointReader reader_;
-  Buffer snapshot_;
+  std::optional<Snapshot> snapshot_;  // if this rank's files are written from a copy
   Save save_;
   std::stop_source stop_;
   std::future<void> task_;  // last, so that its end is waited for before the other members are destroyed

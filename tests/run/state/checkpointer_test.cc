@@ -397,7 +397,7 @@ class CutParameters : public Checkpoints {
           checkpointer(config, ranks, *mesh, parameters, *tokenizer) {
       config.checkpoint.async_mode = mode;
       parameters.allocate(DType::kFloat32);
-      checkpointer.allocate_snapshot();
+      checkpointer.prepare_snapshot(nullptr);
     }
 
     JobConfig config;
@@ -427,6 +427,7 @@ TEST_F(CutParameters, FromAnyMeshToAnyOther) {
       // Changes after the save are not in the checkpoint.
       for_each_number(rank.parameters, [](float& number, float) { number = -1.0f; });
       rank.checkpointer.finish();
+      EXPECT_EQ(rank.checkpointer.snapshot_bytes_held(), 0u);
     });
     for (const MeshShape& loaded : meshes) {
       std::mutex mutex;
@@ -504,6 +505,7 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
       rank.checkpointer.save(2, rank.loader.state(), false);
       rank.checkpointer.finish();
       EXPECT_FALSE(fs::exists(checkpoint_path(rank.checkpointer.folder(), 2)));
+      EXPECT_EQ(rank.checkpointer.snapshot_bytes_held(), 0u);
       std::string message;
       try {
         rank.checkpointer.save(2, rank.loader.state(), true);
@@ -512,6 +514,7 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
         message = error.what();
         EXPECT_EQ(error.status(), ExitStatus::kStorageFailed);
       }
+      EXPECT_EQ(rank.checkpointer.snapshot_bytes_held(), 0u);
       const std::lock_guard lock(mutex);
       messages.push_back(message);
     });
