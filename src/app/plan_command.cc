@@ -20,6 +20,7 @@
 #include "plan/run_forecast.h"
 #include "run/memory_advice.h"
 #include "run/record/metrics.h"
+#include "run/state/snapshot.h"
 #include "tensor/parallel.h"
 
 namespace tessera {
@@ -119,13 +120,23 @@ struct MemoryCommand {
     }
   }
 
-  /// Prints how much of the host's memory copies in memory take, which the table does not count.
+  /// Prints how much of the host's memory copies of the state take, which the table does not count.
   static void print_copies(const PlannedRun& planned) {
     const JobConfig& job = planned.config;
-    if (job.checkpoint.memory_interval == 0) return;
+    const bool on_gpu = planned.device == Device::kCuda;
+    const bool saves_copy = job.checkpoint.enable && (on_gpu || job.checkpoint.async_mode == AsyncMode::kAsync);
+    const bool keeps_copies = job.checkpoint.memory_interval > 0;
+    if (!saves_copy && !keeps_copies) return;
     const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.micro_batch_size());
     std::size_t state = 0;  // masters (as large as gradients) and moments
     for (const MemoryPlan& plan : plans) state = std::max(state, plan.gradients + plan.optimizer_state);
+    if (saves_copy) {
+      fmt::print(
+          "\nThe copy that a checkpoint is written from takes up to {} more of the node's memory for each rank of the "
+          "first replica, until it is written.\n",
+          format_gib(state + (on_gpu ? Snapshot::kPieceBytes : 0)));
+    }
+    if (!keeps_copies) return;
     const bool is_sent = planned.degrees.num_ranks() > 1 && planned.degrees.dp_replicate == 1;
     fmt::print(
         "\nCopies in memory (checkpoint.memory_interval) take {} more of the node's memory for each rank: two of its "

@@ -188,7 +188,11 @@ TEST_F(Cli, PlanSaysWhereMemoryGoes) {
   EXPECT_THAT(plain.output, Not(HasSubstr("windows")));
   EXPECT_THAT(plain.output, Not(HasSubstr("opies in memory")));
   const std::vector<std::string> copies = {"--checkpoint.enable", "--checkpoint.memory_interval=20"};
-  EXPECT_THAT(with(copies).output, HasSubstr("Copies in memory (checkpoint.memory_interval) take"));
+  EXPECT_THAT(with(copies).output, AllOf(HasSubstr("Copies in memory (checkpoint.memory_interval) take"),
+                                         Not(HasSubstr("The copy that a checkpoint is written from"))));
+  EXPECT_THAT(
+      with({"--checkpoint.enable", "--checkpoint.async_mode=async"}).output,
+      AllOf(HasSubstr("The copy that a checkpoint is written from takes up to"), Not(HasSubstr("opies in memory"))));
 }
 
 TEST_F(Cli, PlanTimeNeedsRates) {
