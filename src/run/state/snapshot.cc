@@ -93,6 +93,26 @@ std::size_t Snapshot::size_of(std::size_t piece_idx) const {
   return std::min(piece_bytes_, num_bytes_ - piece_idx * piece_bytes_);
 }
 
+std::size_t Snapshot::bytes_of(const std::vector<Piece>& pieces) {
+  std::size_t sum = 0;
+  for (const Piece& piece : pieces) sum += piece.size();
+  return sum;
+}
+
+Snapshot::Piece Snapshot::take(std::size_t num_bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(spare_, num_bytes, &Piece::size);
+  if (found == spare_.end()) return Piece(num_bytes);
+  Piece piece = std::move(*found);
+  spare_.erase(found);
+  return piece;
+}
+
+void Snapshot::give_back(Piece piece) {
+  const bool has_room = bytes_of(spare_) + piece.size() <= kSpareBytes;
+  if (!stream_ && piece.size() > 0 && has_room) spare_.push_back(std::move(piece));
+}
+
 void Snapshot::start(std::span<const Tensor> tensors) {
   drop();
   if (stream_) stream_->synchronize();  // a copy that was dropped may still be under way
@@ -105,7 +125,7 @@ void Snapshot::start(std::span<const Tensor> tensors) {
   next_ = 0;
   std::vector<Piece> pieces;
   for (std::size_t begin = 0; begin < num_bytes; begin += piece_bytes_) {
-    pieces.emplace_back(size_of(begin / piece_bytes_));
+    pieces.push_back(take(size_of(begin / piece_bytes_)));
   }
   {
     const std::lock_guard lock(mutex_);
@@ -182,26 +202,28 @@ void Snapshot::read(std::size_t num_bytes, const Sink& sink, const std::stop_tok
     next_ += count;
     num_bytes -= count;
     if (begin + count < piece.size()) continue;
-    Piece freed;
     const std::lock_guard lock(mutex_);
-    std::swap(freed, pieces_[piece_idx]);
+    give_back(std::exchange(pieces_[piece_idx], {}));
   }
 }
 
 void Snapshot::drop() {
-  std::vector<Piece> freed;
   const std::lock_guard lock(mutex_);
   is_dropped_ = true;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    if (i != num_filled_) freed.push_back(std::move(pieces_[i]));  // CUDA's thread frees the one that it may be filling
+    // CUDA's thread frees the one that it may be filling.
+    if (i != num_filled_) give_back(std::exchange(pieces_[i], {}));
   }
 }
 
 std::size_t Snapshot::num_held_bytes() const {
   const std::lock_guard lock(mutex_);
-  std::size_t sum = 0;
-  for (const Piece& piece : pieces_) sum += piece.size();
-  return sum;
+  return bytes_of(pieces_);
+}
+
+std::size_t Snapshot::num_spare_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_of(spare_);
 }
 
 }  // namespace tessera

@@ -3,10 +3,11 @@
 // The copy is cut into pieces of kPieceBytes. They are filled in order and read in order, and each is freed as soon as
 // it has been read. So memory is taken only between the begin of a save and its end.
 //
-// On CPUs start() copies all. On a GPU start() returns at once, and the copy has a stream of its own. For each piece,
-// the stream has a transfer to pinned memory of the size of one piece, and a function of the host that copies it to the
-// pageable piece. Only that memory is pinned, once: pinning is slower than the copy, and waits for the whole GPU.
-// Pieces are large because the queue of a stream holds about a thousand operations.
+// On CPUs start() copies all, and training waits for it. So up to kSpareBytes of pieces are kept for the next save
+// there: new pages take two to three times as long to fill. On a GPU start() returns at once, and the copy has a stream
+// of its own. For each piece, the stream has a transfer to pinned memory of the size of one piece, and a function of
+// the host that copies it to the pageable piece. Only that memory is pinned, once: pinning is slower than the copy, and
+// waits for the whole GPU. Pieces are large because the queue of a stream holds about a thousand operations.
 //
 // docs/checkpoints.md says why there is memory for all numbers, and the GPU does not wait for the storage.
 #pragma once
@@ -29,6 +30,7 @@ namespace tessera {
 class Snapshot {
  public:
   static constexpr std::size_t kPieceBytes = std::size_t{128} << 20;
+  static constexpr std::size_t kSpareBytes = std::size_t{1} << 30;
 
   /// `state_read_done` is TrainingStep's on GPUs, and must outlive the object. It is null on CPUs. Throws Error if a
   /// GPU gets no pinned memory.
@@ -55,14 +57,21 @@ class Snapshot {
   void read(std::size_t num_bytes, const Sink& sink, const std::stop_token& stop = {});
   /// Frees what was not read. A copy that is under way goes on without memory. Does not wait. After it comes start().
   void drop();
-  /// Returns the size of the pieces that are not freed, in bytes. Any thread may call it at any time.
+  /// Returns the size of the pieces whose numbers are still to be read, in bytes. Any thread may call it at any time.
   std::size_t num_held_bytes() const;
+  /// Returns the size of the pieces that are kept for the next save.
+  std::size_t num_spare_bytes() const;
 
  private:
   /// Owns pageable memory whose pages are taken when they are first written.
   class Piece;
 
+  static std::size_t bytes_of(const std::vector<Piece>& pieces);
   std::size_t size_of(std::size_t piece_idx) const;
+  /// Returns a piece of so many bytes, which may be a spare one.
+  Piece take(std::size_t num_bytes);
+  /// Keeps a piece for later, or frees it. The caller holds the mutex.
+  void give_back(Piece piece);
   /// Puts the copy of all pieces on the stream.
   void start_on_gpu(std::span<const Tensor> tensors);
   /// Copies the pinned memory to the next piece. A thread of CUDA calls it.
@@ -78,7 +87,7 @@ class Snapshot {
   std::size_t next_ = 0;       // offset of the next byte to read
   mutable std::mutex mutex_;   // guards the members below
   std::condition_variable_any filled_;
-  std::vector<Piece> pieces_;
+  std::vector<Piece> pieces_, spare_;
   std::size_t num_filled_ = 0;  // pieces before this one are filled
   bool is_dropped_ = false;
   std::optional<cuda::Stream> stream_;  // last

@@ -61,6 +61,22 @@ TEST(Snapshot, HasTheBytesOfItsMoment) {
   }
 }
 
+// A CPU's training waits for the copy, which new pages make slower.
+TEST(Snapshot, OnACpuTheNextSaveTakesThePiecesOfThisOne) {
+  CopiedState state;
+  const std::size_t num_bytes = state.bytes().size();
+  Snapshot snapshot(nullptr, kSmallPiece);
+  for (int save = 0; save < 2; ++save) {
+    snapshot.start(state.tensors());
+    EXPECT_EQ(snapshot.num_spare_bytes(), 0u) << save;
+    for (const Tensor& tensor : state.tensors()) snapshot.read(tensor.num_bytes(), [](std::span<const std::byte>) {});
+    EXPECT_EQ(snapshot.num_spare_bytes(), num_bytes) << save;
+  }
+  snapshot.start(state.tensors());
+  snapshot.drop();
+  EXPECT_EQ(snapshot.num_spare_bytes(), num_bytes);
+}
+
 TEST(Snapshot, HoldsNoPieceThatIsRead) {
   CopiedState state;
   const std::size_t num_bytes = state.bytes().size();
