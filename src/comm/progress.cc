@@ -12,7 +12,8 @@ using Clock = WaitClock::Clock;
 
 // The background thread need not poll often: a message of some hundred kilobytes takes about as long. Where many ranks
 // share a core, it polls less often.
-constexpr std::chrono::microseconds kBackgroundPause{100}, kBackgroundPauseOfMany{2000};
+constexpr std::chrono::microseconds kBackgroundPause{100}, kBackgroundPauseOfMany{2000},
+    kBackgroundPauseWithBell{10000};
 /// A waiting rank yields its core between two polls, and sleeps between them once it has waited for this long. Where
 /// many ranks share a core, it sleeps at once.
 constexpr std::chrono::milliseconds kSpin{2};
@@ -43,7 +44,22 @@ WaitClock::Clock::duration WaitClock::elapsed() {
   return now - begin_;
 }
 
-Progress::Progress(RankBoard* board, Seconds timeout) : board_(board), timeout_(timeout) {}
+/// Keeps the background thread from its work while another thread does it.
+struct Progress::Waiting {
+  explicit Waiting(Progress& the_progress) : progress(the_progress) {
+    const std::lock_guard lock(progress.mutex_);
+    ++progress.num_waiting_;
+  }
+  ~Waiting() {
+    const std::lock_guard lock(progress.mutex_);
+    if (--progress.num_waiting_ == 0 && !progress.pending_.empty()) progress.work_.notify_one();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+  Progress& progress;
+};
+
+Progress::Progress(RankBoard* board, Seconds timeout, Bell* bell) : board_(board), bell_(bell), timeout_(timeout) {}
 
 Progress::~Progress() {
   {
@@ -51,7 +67,8 @@ Progress::~Progress() {
     ending_ = true;
   }
   work_.notify_all();
-  watch_ends_.notify_all();
+  watch_changes_.notify_all();
+  if (bell_ != nullptr) bell_->ring();
   if (background_.joinable()) background_.join();
   if (watcher_.joinable()) watcher_.join();
 }
@@ -110,7 +127,18 @@ void Progress::wait(Operation& operation) {
     const std::lock_guard lock(mutex_);
     return describe_missing(operation);
   };
-  keep_polling(operation.name(), operation.event_, [&] { return done(operation); }, missing, {});
+  if (bell_ == nullptr) {
+    const auto pause = [this](Clock::duration waited) { pause_between_polls(waited); };
+    return keep_polling(operation.name(), operation.event_, [&] { return done(operation); }, pause, missing, {});
+  }
+  std::uint32_t seen = 0;
+  const auto poll = [&] {
+    seen = bell_->count();
+    return done(operation);
+  };
+  const auto pause = [&](Clock::duration) { bell_->wait_for(seen, kBetweenChecksOfPeers); };
+  const Waiting waiting(*this);
+  keep_polling(operation.name(), operation.event_, poll, pause, missing, {});
 }
 
 void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
@@ -132,7 +160,8 @@ void Progress::wait_until(const std::string& name, const std::function<bool()>& 
     advance_all();
     return false;
   };
-  keep_polling(name, event, poll, missing, position);
+  const auto pause = [this](Clock::duration waited) { pause_between_polls(waited); };  // stores ring no bell
+  keep_polling(name, event, poll, pause, missing, position);
 }
 
 RankFailure Progress::failure(const std::string& name, const std::string& reason, const std::string& missing) const {
@@ -159,14 +188,20 @@ std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Cl
   return late(name, waiting_for + missing);
 }
 
+void Progress::pause_between_polls(Clock::duration waited) const {
+  const Clock::duration spin = many_share_cores(board_) ? Clock::duration::zero() : Clock::duration(kSpin);
+  if (waited < spin) return std::this_thread::yield();
+  std::this_thread::sleep_for(std::clamp<Clock::duration>(waited / kPartOfWait, kShortestPause, kLongestPause));
+}
+
 void Progress::keep_polling(const std::string& name, std::uint64_t event, const std::function<bool()>& poll,
+                            const std::function<void(Clock::duration)>& pause,
                             const std::function<std::string()>& missing,
                             const std::function<std::uint64_t()>& position) {
   WaitClock clock;
   const Clock::time_point begin = Clock::now();
   Clock::time_point checked = begin;
   std::uint64_t seen = position ? position() : 0;
-  const Clock::duration spin = many_share_cores(board_) ? Clock::duration::zero() : Clock::duration(kSpin);
   if (board_ != nullptr) {
     board_->set_operation(name);
     board_->set_waiting();
@@ -174,12 +209,7 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
   }
   while (!poll()) {
     const Clock::time_point now = Clock::now();
-    if (now - begin < spin) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(
-          std::clamp<Clock::duration>((now - begin) / kPartOfWait, kShortestPause, kLongestPause));
-    }
+    pause(now - begin);
     if (now - checked < kBetweenChecksOfPeers) continue;
     checked = now;
     if (position) {
@@ -204,6 +234,7 @@ Progress::Watched::Watched(Progress& progress, std::string name) : progress_(pro
   TESSERA_CHECK(!progress.watched_, "{} within {}", name, progress.watched_->name);
   progress.start_watching();
   progress.watched_ = {.name = std::move(name)};
+  if (progress.is_watcher_idle_) progress.watch_changes_.notify_all();
 }
 
 Progress::Watched::~Watched() {
@@ -217,6 +248,7 @@ void Progress::set_failure_handler(std::function<void(const std::exception&)> fa
   const std::lock_guard lock(watch_mutex_);
   failure_handler_ = std::move(failure_handler);
   if (failure_handler_) start_watching();
+  watch_changes_.notify_all();
 }
 
 void Progress::start_watching() {
@@ -226,7 +258,14 @@ void Progress::start_watching() {
 void Progress::watch() {
   std::unique_lock lock(watch_mutex_);
   std::int64_t looked = monotonic_ns();
-  while (!watch_ends_.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
+  while (!watch_changes_.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
+    if (!watched_ && !failure_handler_) {  // nobody would learn of what it finds
+      is_watcher_idle_ = true;
+      watch_changes_.wait(lock, [this] { return ending_ || watched_ || failure_handler_; });
+      is_watcher_idle_ = false;
+      looked = monotonic_ns();
+      continue;
+    }
     const std::int64_t now = monotonic_ns();
     const std::int64_t before = std::exchange(looked, now);
     if (board_ != nullptr && std::chrono::nanoseconds(now - before) > kLongestGap) board_->set_stopped(before, now);
@@ -258,17 +297,22 @@ std::optional<RankFailure> Progress::failure_of_call() {
 void Progress::run_in_background() {
   std::unique_lock lock(mutex_);
   while (!ending_) {
-    if (pending_.empty() || error_) {
+    if (pending_.empty() || error_ || num_waiting_ > 0) {
       work_.wait(lock);
       continue;
     }
+    const std::uint32_t seen = bell_ == nullptr ? 0 : bell_->count();
     try {
       advance_all();
     } catch (...) {
       continue;  // whoever waits for the operation gets the error
     }
     lock.unlock();
-    std::this_thread::sleep_for(many_share_cores(board_) ? kBackgroundPauseOfMany : kBackgroundPause);
+    if (bell_ != nullptr) bell_->wait(seen);
+    // The rank's own waits do most of the work, so a woken thread leaves them time to come first.
+    std::this_thread::sleep_for(bell_ != nullptr           ? kBackgroundPauseWithBell
+                                : many_share_cores(board_) ? kBackgroundPauseOfMany
+                                                           : kBackgroundPause);
     lock.lock();
   }
 }

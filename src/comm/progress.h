@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "comm/rank_board.h"
+#include "comm/transport/bell.h"
 
 namespace tessera {
 
@@ -69,7 +70,9 @@ class Progress {
   using Seconds = std::chrono::duration<double>;
 
   /// `board` may be null in a run of one rank. The timeout is comm.init_timeout_seconds until another one is set.
-  Progress(RankBoard* board, Seconds timeout);
+  /// `bell` is that of the transport of all operations (Transport::bell), and must outlive this. Without one, threads
+  /// poll.
+  Progress(RankBoard* board, Seconds timeout, Bell* bell = nullptr);
   ~Progress();
 
   /// Sets the timeout of waits. `key` is its key in the configuration, for messages.
@@ -129,14 +132,20 @@ class Progress {
     bool is_on_board = false;  // the board shows the call once it takes long
   };
 
+  struct Waiting;
+
   // The caller of the next functions must hold mutex_.
   void advance_all();
   void advance(Operation& operation);
   std::string describe_missing(const Operation& operation);
   void run_in_background();
-  /// Calls poll() until it returns true.
+  /// Calls poll() until it returns true, with a pause() before each further call. The pause's argument is the time
+  /// since the begin.
   void keep_polling(const std::string& name, std::uint64_t event, const std::function<bool()>& poll,
+                    const std::function<void(WaitClock::Clock::duration)>& pause,
                     const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position);
+  /// Yields the core, or sleeps, by how long a wait has lasted.
+  void pause_between_polls(WaitClock::Clock::duration waited) const;
   /// Returns why a wait that has lasted this long must end, or nullopt if it may go on.
   std::optional<RankFailure> failure_of_wait(const std::string& name, WaitClock::Clock::duration elapsed,
                                              const std::string& missing) const;
@@ -149,6 +158,7 @@ class Progress {
   std::optional<RankFailure> failure_of_call();
 
   RankBoard* board_;
+  Bell* bell_;  // null: none
   FlightRecorder no_recorder_;
   Seconds timeout_;
   std::string timeout_key_ = "comm.init_timeout_seconds";
@@ -157,12 +167,14 @@ class Progress {
   std::vector<std::shared_ptr<Operation>> pending_;
   std::exception_ptr error_;
   bool ending_ = false;
+  int num_waiting_ = 0;     // threads that wait for the bell in wait(), and advance all operations meanwhile
   std::thread background_;  // started with the first operation that has to wait
 
   std::function<void(const std::exception&)> failure_handler_;
   std::mutex watch_mutex_;  // protects the members below
-  std::condition_variable watch_ends_;
+  std::condition_variable watch_changes_;
   std::optional<Call> watched_;
+  bool is_watcher_idle_ = false;
   std::thread watcher_;  // started with the failure handler, or with the first watched call
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/error.h"
@@ -12,6 +13,8 @@ namespace {
 
 /// A rank that waits reports it several times a second, so a longer silence means that it does not wait.
 constexpr std::int64_t kSilentNs = 1'000'000'000;
+/// A node with GPUs rarely has more ranks.
+constexpr std::size_t kNumToCheck = 8;
 
 }  // namespace
 
@@ -116,9 +119,10 @@ bool RankBoard::is_dead(const RankEntry& entry) {
          state_of_process(pid, entry.process_start.load()) == ProcessState::kEnded;
 }
 
-std::optional<int> RankBoard::find_dead() const {
-  for (const RankEntry* entry : entries_) {
-    if (is_dead(*entry)) return entry->world_rank_plus_1.load() - 1;
+std::optional<int> RankBoard::find_dead() {
+  for (std::size_t i = 0; i < std::min(kNumToCheck, entries_.size()); ++i) {
+    const RankEntry& entry = *entries_[next_to_check_++ % entries_.size()];
+    if (is_dead(entry)) return entry.world_rank_plus_1.load() - 1;
   }
   return std::nullopt;
 }

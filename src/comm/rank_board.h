@@ -3,6 +3,7 @@
 // (comm/observe/rank_file.h).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -54,8 +55,9 @@ class RankBoard {
   /// Returns true to the first caller on a node only. That rank reports a failure that all ranks see.
   bool take_report();
 
-  /// Returns a rank of this node whose process has ended, or nullopt.
-  std::optional<int> find_dead() const;
+  /// Checks a few ranks of the node, and the next few at the next call. Returns one whose process has ended, or
+  /// nullopt. Looking at a process takes a call of the system, and all ranks of the node look while they wait.
+  std::optional<int> find_dead();
   /// Checks only the next rank of the node. If every rank calls this, each is checked once.
   std::optional<int> find_dead_neighbour() const;
   /// Returns the ranks of this node that have not reported lately that they wait for others. They compute, or are
@@ -76,6 +78,7 @@ class RankBoard {
   std::vector<const RankEntry*> entries_;
   RankEntry* own_;
   int rank_ = 0;
+  std::atomic<std::size_t> next_to_check_{0};  // entry
   FlightRecorder recorder_;
 };
 

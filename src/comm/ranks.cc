@@ -11,7 +11,7 @@ Ranks::Ranks(std::unique_ptr<RankFile> file) {
 
 Ranks::Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout, std::unique_ptr<RankFile> file) {
   board_ = std::make_unique<RankBoard>(*world, std::move(file));
-  progress_ = std::make_unique<Progress>(board_.get(), timeout);
+  progress_ = std::make_unique<Progress>(board_.get(), timeout, world->bell());
   world_ = ProcessGroup(std::move(world), *progress_, "world");
 }
 

@@ -19,6 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kRanksPerNode = 8;
+
 constexpr const char* kTinyRun = R"(
 [model.args]
 vocab_size = 258
@@ -118,13 +120,14 @@ WorldRun run_world(int num_ranks, const fs::path& folder, const WrapTransport& w
   Phases phases(run);
   const auto on_each_rank = [&](const std::function<void(Ranks&, SentMessages&)>& body) {
     phases.restart_clock();
-    run_rank_threads(num_ranks, [&](std::unique_ptr<Transport> transport) {
+    const auto run_rank = [&](std::unique_ptr<Transport> transport) {
       SentMessages sent;
       transport = std::make_unique<CountingTransport>(std::move(transport), sent);
       if (wrap) transport = wrap(std::move(transport));
       Ranks ranks(std::move(transport), Progress::Seconds(3600.0));
       body(ranks, sent);
-    });
+    };
+    run_rank_threads(num_ranks, run_rank, kRanksPerNode);
   };
   on_each_rank([&](Ranks& ranks, SentMessages& sent) {
     const bool is_first = ranks.rank() == 0;

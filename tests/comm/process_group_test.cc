@@ -2,6 +2,7 @@
 #include "comm/process_group.h"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <atomic>
@@ -544,6 +545,47 @@ TEST(ProcessGroup, ARankThatHangs) {
   EXPECT_THAT(message, testing::HasSubstr("rank 1 (process"));
   EXPECT_THAT(message, testing::ContainsRegex("rank 1 .*in starting"));
   EXPECT_THAT(message, testing::ContainsRegex("rank [02] .*in barrier of the first step"));
+}
+
+/// A thread that waits for a message sleeps until it is there. It must not use the processor, which many ranks share.
+TEST(ProcessGroup, ThreadsSleepUntilAMessageComes) {
+  if (launched_by_mpi()) GTEST_SKIP() << "processes poll";
+  with_ranks(2, [](ProcessGroup& world) {
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const auto switches = [] {
+      rusage usage{};
+      getrusage(RUSAGE_THREAD, &usage);
+      return usage.ru_nvcsw;
+    };
+    const auto before = switches();
+    const auto begin = std::chrono::steady_clock::now();
+    world.barrier("a late rank");
+    if (world.rank() == 1) return;
+    EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(300));
+    EXPECT_LT(switches() - before, 50);  // it looks at its peers ten times a second
+  });
+}
+
+/// Without a bell, nobody tells a rank of the end of a delay.
+TEST(ProcessGroup, ATransportThatDelaysMessagesHasNoBell) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks are threads here";
+  run_rank_threads(2, [](std::unique_ptr<Transport> transport) {
+    EXPECT_NE(transport->bell(), nullptr);
+    EXPECT_NE(transport->split(0, 0, "pp")->bell(), nullptr);
+    EXPECT_EQ(ForwardingTransport(std::move(transport)).bell(), nullptr);
+  });
+}
+
+TEST(ThreadTransport, NodesHaveTheirRanks) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks are threads here";
+  const auto body = [](std::unique_ptr<Transport> transport) {
+    const int rank = transport->rank();
+    Ranks ranks(std::move(transport), Progress::Seconds(60.0));
+    EXPECT_EQ(ranks.num_on_node(), rank < 4 ? 2 : 1);
+    EXPECT_EQ(ranks.rank_on_node(), rank % 2);
+    EXPECT_EQ(ranks.first_ranks_on_nodes(), (std::vector<int>{0, 0, 2, 2, 4}));
+  };
+  run_rank_threads(5, body, 2);
 }
 
 /// A transport whose board of ranks sees two nodes with two ranks each.

@@ -56,6 +56,7 @@ class CountingTransport : public ForwardingTransport {
   std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
     return std::make_unique<CountingTransport>(transport().split(color, order, axis), sent_, std::string(axis));
   }
+  Bell* bell() const override { return transport().bell(); }
 
  private:
   SentMessages& sent_;

@@ -1,4 +1,5 @@
-// The base class of transports that wrap another one. By default it passes every call to the wrapped transport.
+// The base class of transports that wrap another one. By default it passes every call to the wrapped transport, except
+// bell(). A wrapper may delay messages, and would have to ring the bell itself.
 #pragma once
 
 #include <memory>

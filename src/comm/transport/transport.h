@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "comm/transport/bell.h"
 
 namespace tessera {
 
@@ -76,6 +77,10 @@ class Transport {
   virtual std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) = 0;
   /// Returns the room where this node's processes allocate windows, if that is a folder of limited size.
   virtual std::optional<WindowRoom> window_room() const { return std::nullopt; }
+
+  /// Returns a bell that is rung after a message to this rank was sent or one from it was taken, in any group. Null
+  /// means that a rank must poll its requests to learn that.
+  virtual Bell* bell() const { return nullptr; }
 
   /// Ends all ranks at once after a failure, because they may wait for this one. `status` is the processes' exit
   /// status.

@@ -76,6 +76,26 @@ TEST_F(RankFiles, TellWhatTheirRankDoes) {
   EXPECT_EQ(state.end->message, "the disk is full");
 }
 
+/// Each look is at a few ranks only, and all ranks have their turns.
+TEST_F(RankFiles, ShowADeadRankOfMany) {
+  const pid_t child = fork();
+  if (child == 0) ::_exit(0);
+  ::waitpid(child, nullptr, 0);
+  constexpr int kNumRanks = 20, kDead = 17, kNumLooks = 3;
+  run_rank_threads(kNumRanks, [&](std::unique_ptr<Transport> transport) {
+    const int rank = transport->rank();
+    std::unique_ptr<RankFile> rank_file = file(rank);
+    if (rank == kDead) rank_file->entry().pid = child;
+    RankBoard board(*transport, std::move(rank_file));
+    std::vector<int> found;
+    for (int look = 0; look < kNumLooks; ++look) {
+      if (const auto dead = board.find_dead()) found.push_back(*dead);
+    }
+    EXPECT_THAT(found, ::testing::ElementsAre(kDead));
+    static_cast<void>(transport->split(0, rank, "end"));  // files stay until all have looked
+  });
+}
+
 TEST_F(RankFiles, OutliveARankThatIsKilled) {
   const pid_t child = fork();
   if (child == 0) {
