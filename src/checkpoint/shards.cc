@@ -154,14 +154,20 @@ void AssembledTensor::read(const Piece& piece, float* target) const {
 }
 
 ShardFiles::ShardFiles(const fs::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards,
-                       std::int64_t begin, std::int64_t end)
+                       const std::set<std::int64_t>& shards)
     : folder_(folder), kind_(kind) {
-  for (std::int64_t shard = begin; shard < end; ++shard) {
+  for (const std::int64_t shard : shards) {
     paths_.push_back(folder / shard_file_name(kind, shard, num_shards));
     files_.emplace_back(paths_.back());
     require_id(files_.back(), paths_.back(), {step, shard, num_shards});
   }
   for (std::size_t file = 0; file < files_.size(); ++file) add(file);
+}
+
+std::set<std::int64_t> ShardFiles::all_of(std::int64_t num_shards) {
+  std::set<std::int64_t> shards;
+  for (std::int64_t shard = 0; shard < num_shards; ++shard) shards.insert(shards.end(), shard);
+  return shards;
 }
 
 void ShardFiles::add(std::size_t file) {

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -92,19 +93,18 @@ class AssembledTensor {
   std::vector<Run> runs_;  // ascending, without gaps
 };
 
-/// Maps shards of one kind of a checkpoint: all, or a range of them. Errors name the file and the tensor.
+/// Maps shards of one kind of a checkpoint: all, or some of them. Errors name the file and the tensor.
 class ShardFiles {
  public:
   /// `folder` is a checkpoint of this step with `num_shards` shards. Throws Error if a shard is missing, belongs to
   /// another step, is not the one that its name says, or has impossible pieces.
   ShardFiles(const std::filesystem::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards)
-      : ShardFiles(folder, kind, step, num_shards, 0, num_shards) {}
-  /// Maps shards [begin, end).
+      : ShardFiles(folder, kind, step, num_shards, all_of(num_shards)) {}
+  /// Maps some shards.
   ShardFiles(const std::filesystem::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards,
-             std::int64_t begin, std::int64_t end);
+             const std::set<std::int64_t>& shards);
 
-  /// Returns whether one of the mapped shards has exactly these pieces. A run that goes on with the mesh that it was
-  /// saved with finds all of its own in one file.
+  /// Returns whether the mapped shards have exactly these pieces.
   bool has(std::span<const TensorPiece> pieces) const;
   /// Returns the tensor of a piece that has() has found. Only the numbers of that piece may be read.
   AssembledTensor piece_at(const std::string& name, const Piece& piece) const;
@@ -120,6 +120,7 @@ class ShardFiles {
     Piece piece;
     Tensor numbers;  // flattened
   };
+  static std::set<std::int64_t> all_of(std::int64_t num_shards);
   void add(std::size_t file);
   /// Returns a stored piece with the same place, or null.
   const StoredPiece* find(const std::string& name, const Piece& piece) const;

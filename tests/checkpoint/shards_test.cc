@@ -100,7 +100,7 @@ TEST(Shards, ARankFindsItsPiecesInItsOwnFile) {
   const auto num_shards = static_cast<std::int64_t>(pieces.size());
   for (std::int64_t shard = 0; shard < num_shards; ++shard) {
     if (shard > 0) fs::remove(scratch / shard_file_name("model", shard - 1, num_shards));
-    const ShardFiles own(scratch.path(), "model", 3, num_shards, shard, shard + 1);
+    const ShardFiles own(scratch.path(), "model", 3, num_shards, {shard});
     const Piece& piece = pieces[static_cast<std::size_t>(shard)];
     std::vector<float> numbers(static_cast<std::size_t>(piece.end - piece.begin));
     TensorPiece wanted{"w", piece, view(numbers)};

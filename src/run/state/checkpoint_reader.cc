@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -72,10 +73,39 @@ bool has_optimizer(const CheckpointManifest& manifest) {
                              [](const auto& file) { return is_shard_file_name(file.first, kOptimizerShards); });
 }
 
+// Rank 0 tells the others what is in a manifest: a line of JSON, and a line for each file.
+
+std::string text_of(const CheckpointManifest& manifest) {
+  std::string text = nlohmann::json{
+      {"step", manifest.step},
+      {"num_shards", manifest.num_shards},
+      {"has_optimizer", has_optimizer(manifest)},
+      {"state",
+       manifest.state}}.dump();
+  for (const auto& [name, file] : manifest.files) text += '\n' + nlohmann::json{name, file.size, file.checksum}.dump();
+  return text;
+}
+
+/// Reads what text_of() has written. Keeps the files that this process verifies, as verify_files() shares them.
+void parse_text(const std::string& text, const VerifyShare& share, CheckpointManifest& manifest, bool& has_optimizer) {
+  std::istringstream lines(text);
+  std::string line;
+  std::getline(lines, line);
+  nlohmann::json json = nlohmann::json::parse(line);
+  manifest = {.step = json.at("step"), .num_shards = json.at("num_shards"), .state = std::move(json.at("state"))};
+  has_optimizer = json.at("has_optimizer");
+  for (int i = 0; std::getline(lines, line); ++i) {
+    if (i % share.size != share.rank) continue;
+    const nlohmann::json file = nlohmann::json::parse(line);
+    manifest.files[file.at(0)] = {.size = file.at(1), .checksum = file.at(2)};
+  }
+}
+
 /// Throws Error if the run cannot go on, because the checkpoint holds the weights alone.
-void require_optimizer(const fs::path& path, const CheckpointManifest& manifest, const JobConfig& config) {
+void require_optimizer(const fs::path& path, bool has_optimizer, const CheckpointManifest& manifest,
+                       const JobConfig& config) {
   require(
-      has_optimizer(manifest) || manifest.step >= config.training.steps,
+      has_optimizer || manifest.step >= config.training.steps,
       "'{}' holds the weights alone (checkpoint.last_save_model_only), so a run of training.steps = {} cannot go on "
       "from it. Go on from an earlier one with --checkpoint.load_step, or start another run from these weights: "
       "--checkpoint.initial_load_path with another --job.dump_folder",
@@ -184,8 +214,13 @@ std::optional<std::int64_t> CheckpointReader::newest_below(std::int64_t limit) {
 
 std::optional<std::string> CheckpointReader::read_manifest(Stored& stored) {
   return error_of([&] {
-    run_together(ranks_.world(), "a checkpoint's manifest",
-                 [&] { stored.manifest = read_checkpoint_manifest(stored.path); });
+    constexpr std::string_view kName = "a checkpoint's manifest";
+    std::string text;
+    run_together(ranks_.world(), kName, [&] {
+      if (is_first_rank()) text = text_of(read_checkpoint_manifest(stored.path));
+    });
+    text = broadcast_first_text(ranks_.world(), text, kName);
+    parse_text(text, {.rank = ranks_.rank(), .size = ranks_.size()}, stored.manifest, stored.has_optimizer);
   });
 }
 
@@ -194,13 +229,13 @@ std::optional<std::string> CheckpointReader::check_files(const Stored& stored) {
     run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
       const CheckpointManifest& manifest = stored.manifest;
       for (const std::string_view kind : kShardKinds) {
-        if (kind == kOptimizerShards && !has_optimizer(manifest)) continue;
+        if (kind == kOptimizerShards && !stored.has_optimizer) continue;
         // The ranks together open every file once. Each maps what it loads later (load_numbers).
         for (std::int64_t shard = ranks_.rank(); shard < manifest.num_shards; shard += ranks_.size()) {
-          static_cast<void>(ShardFiles(stored.path, kind, manifest.step, manifest.num_shards, shard, shard + 1));
+          static_cast<void>(ShardFiles(stored.path, kind, manifest.step, manifest.num_shards, {shard}));
         }
       }
-      verify_files(stored.path, manifest, {}, {.rank = ranks_.rank(), .size = ranks_.size()});
+      verify_files(stored.path, manifest);
     });
   });
 }
@@ -244,21 +279,24 @@ void CheckpointReader::load_numbers(const Stored& stored) {
   const ProcessGroup& model = parameters_.mesh().model;
   std::size_t kind = 0, next = 0;  // the piece that is loaded next
   std::optional<ShardFiles> files;
-  bool is_own = false;  // files are this rank's alone
-  const auto map = [&](std::int64_t begin, std::int64_t end) {
-    files.emplace(stored.path, kShardKinds[kind], manifest.step, manifest.num_shards, begin, end);
-  };
+  bool is_own = false;  // files are those of this mesh
+  // The buffers of a stage are in the file of the first of its ranks (Checkpointer::pieces_to_write).
+  const double own_shard = model.rank();
+  const auto shard_of_buffers = static_cast<std::int64_t>(
+      parameters_.mesh().shard_of_whole.all_gather(std::span(&own_shard, 1), "shards with buffers").front());
   run_steps_together(ranks_.world(), "a checkpoint's numbers", [&] {
     // Optimizer shards are the last kind.
-    if (kind == kShardKinds.size() || (kShardKinds[kind] == kOptimizerShards && !has_optimizer(manifest))) return false;
+    if (kind == kShardKinds.size() || (kShardKinds[kind] == kOptimizerShards && !stored.has_optimizer)) return false;
     if (!files) {
-      // On the mesh that it was saved with, a rank needs no other file than its own.
+      // On the mesh that it was saved with, a rank needs no other files than its own and that of the buffers.
       is_own = manifest.num_shards == model.size();
       if (is_own) {
-        map(model.rank(), model.rank() + 1);
+        std::set<std::int64_t> shards{model.rank()};
+        if (kShardKinds[kind] == kModelShards && parameters_.num_buffers() > 0) shards.insert(shard_of_buffers);
+        files.emplace(stored.path, kShardKinds[kind], manifest.step, manifest.num_shards, shards);
         is_own = files->has(pieces[kind]);
       }
-      if (!is_own) map(0, manifest.num_shards);
+      if (!is_own) files.emplace(stored.path, kShardKinds[kind], manifest.step, manifest.num_shards);
     }
     if (next < pieces[kind].size()) {
       const auto& [name, piece, numbers] = pieces[kind][next++];
@@ -291,7 +329,7 @@ std::optional<ResumedFrom> CheckpointReader::resume(data::Loader& loader, const 
         require_trainer_state(stored.path, [&] {
           require_same_dataset(stored.path, stored.manifest, loader);
           require_same_run(stored.path, stored.manifest, resumed.step, config_);
-          require_optimizer(stored.path, stored.manifest, config_);
+          require_optimizer(stored.path, stored.has_optimizer, stored.manifest, config_);
           if (is_first_rank()) resumed.config = saved_config(stored.manifest);
         });
       });

@@ -44,12 +44,13 @@ class CheckpointReader {
   /// Describes a checkpoint to load.
   struct Stored {
     std::filesystem::path path;
-    CheckpointManifest manifest = {};
+    CheckpointManifest manifest = {};  // has those of the files that this rank verifies
+    bool has_optimizer = false;
   };
   std::optional<std::int64_t> choose_step(const Saver& saver);
   /// Returns the step of the newest checkpoint's folder below `limit`.
   std::optional<std::int64_t> newest_below(std::int64_t limit);
-  /// Reads the manifest. Returns what is wrong with it, or nullopt if nothing is.
+  /// Reads the manifest on rank 0, which tells the others. Returns what is wrong with it, or nullopt if nothing is.
   std::optional<std::string> read_manifest(Stored& stored);
   /// Checks the files, which the ranks share among themselves. Returns what is wrong with them, or nullopt if nothing
   /// is.

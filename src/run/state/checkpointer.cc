@@ -200,6 +200,7 @@ void Checkpointer::gather_files() {
     append_halves(file.checksum, own);
   }
   const std::vector<double> all = ranks_.world().all_gather(own, "the checkpoint's files");
+  if (!is_first_rank()) return;  // it writes the manifest
   const auto kinds = kinds_at(save_.manifest.step);
   for (std::size_t begin = 0; begin < all.size(); begin += own.size()) {
     const auto shard = static_cast<std::int64_t>(all[begin]);

@@ -3,9 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <mutex>
 #include <span>
@@ -151,6 +154,47 @@ std::vector<SafetensorsFile> shards_of(const fs::path& folder, std::string_view 
 
 /// Checkpoints keep bfloat16 moments unchanged. A run with float32 moments can resume from them, and the other way
 /// round.
+/// Counts how often the files of a folder are opened. It watches closes as well, because equal events in a row are one.
+class Opens {
+ public:
+  explicit Opens(const fs::path& folder) : descriptor_(inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
+    EXPECT_GE(inotify_add_watch(descriptor_, folder.c_str(), IN_OPEN | IN_CLOSE), 0);
+  }
+  ~Opens() { ::close(descriptor_); }
+  Opens(const Opens&) = delete;
+  Opens& operator=(const Opens&) = delete;
+
+  std::map<std::string, int> by_name() const {
+    std::map<std::string, int> counts;
+    alignas(inotify_event) std::array<char, 1 << 16> events{};
+    const ssize_t size = ::read(descriptor_, events.data(), events.size());
+    for (ssize_t at = 0; at < size;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(&events[static_cast<std::size_t>(at)]);
+      if (event->len > 0 && (event->mask & IN_OPEN) != 0) ++counts[event->name];
+      at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+    }
+    return counts;
+  }
+
+ private:
+  int descriptor_;
+};
+
+/// What is opened must not grow with the square of the ranks.
+TEST_F(Checkpoints, OneRankReadsTheManifestAndNoneReadsAllShards) {
+  const MeshShape mesh{"fsdp6", 6, {}};
+  train(mesh, {}, 3);
+  const Opens opens(checkpoint(3));
+  train(mesh);
+  const std::map<std::string, int> counts = opens.by_name();
+  EXPECT_EQ(counts.at("manifest.json"), 1);
+  // All load the buffers, which the first shard has. No other shard is opened by all.
+  for (int shard = 1; shard < mesh.num_ranks; ++shard) {
+    EXPECT_LT(counts.at(shard_file_name(kModelShards, shard, mesh.num_ranks)), mesh.num_ranks);
+    EXPECT_LT(counts.at(shard_file_name(kOptimizerShards, shard, mesh.num_ranks)), mesh.num_ranks);
+  }
+}
+
 TEST_F(Checkpoints, MomentsInBfloat16) {
   const std::vector<std::string> small = {"--optimizer.state_dtype=bfloat16"}, large = {};
   const std::map<std::int64_t, double> straight = train_anew(kOne, small), in_float32 = train_anew(kOne, large);
