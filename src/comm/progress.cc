@@ -63,14 +63,14 @@ Progress::Progress(RankBoard* board, Seconds timeout, Bell* bell) : board_(board
 
 Progress::~Progress() {
   {
-    const std::scoped_lock lock(mutex_, watch_mutex_);
+    const std::scoped_lock lock(mutex_, watch_.mutex);
     ending_ = true;
   }
   work_.notify_all();
-  watch_changes_.notify_all();
+  watch_.changes.notify_all();
   if (bell_ != nullptr) bell_->ring();
   if (background_.joinable()) background_.join();
-  if (watcher_.joinable()) watcher_.join();
+  if (watch_.thread.joinable()) watch_.thread.join();
 }
 
 void Progress::start(std::shared_ptr<Operation> operation) {
@@ -230,39 +230,39 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
 }
 
 Progress::Watched::Watched(Progress& progress, std::string name) : progress_(progress) {
-  const std::lock_guard lock(progress.watch_mutex_);
-  TESSERA_CHECK(!progress.watched_, "{} within {}", name, progress.watched_->name);
+  const std::lock_guard lock(progress.watch_.mutex);
+  TESSERA_CHECK(!progress.watch_.call, "{} within {}", name, progress.watch_.call->name);
   progress.start_watching();
-  progress.watched_ = {.name = std::move(name)};
-  if (progress.is_watcher_idle_) progress.watch_changes_.notify_all();
+  progress.watch_.call = {.name = std::move(name)};
+  if (progress.watch_.is_idle) progress.watch_.changes.notify_all();
 }
 
 Progress::Watched::~Watched() {
-  const std::lock_guard lock(progress_.watch_mutex_);
-  const Call& call = *progress_.watched_;
+  const std::lock_guard lock(progress_.watch_.mutex);
+  const Call& call = *progress_.watch_.call;
   if (call.is_on_board) progress_.board_->set_operation("computation after " + call.name);
-  progress_.watched_.reset();
+  progress_.watch_.call.reset();
 }
 
 void Progress::set_failure_handler(std::function<void(const std::exception&)> failure_handler) {
-  const std::lock_guard lock(watch_mutex_);
+  const std::lock_guard lock(watch_.mutex);
   failure_handler_ = std::move(failure_handler);
   if (failure_handler_) start_watching();
-  watch_changes_.notify_all();
+  watch_.changes.notify_all();
 }
 
 void Progress::start_watching() {
-  if (!watcher_.joinable()) watcher_ = std::thread([this] { watch(); });
+  if (!watch_.thread.joinable()) watch_.thread = std::thread([this] { watch(); });
 }
 
 void Progress::watch() {
-  std::unique_lock lock(watch_mutex_);
+  std::unique_lock lock(watch_.mutex);
   std::int64_t looked = monotonic_ns();
-  while (!watch_changes_.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
-    if (!watched_ && !failure_handler_) {  // nobody would learn of what it finds
-      is_watcher_idle_ = true;
-      watch_changes_.wait(lock, [this] { return ending_ || watched_ || failure_handler_; });
-      is_watcher_idle_ = false;
+  while (!watch_.changes.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
+    if (!watch_.call && !failure_handler_) {  // nobody would learn of what it finds
+      watch_.is_idle = true;
+      watch_.changes.wait(lock, [this] { return ending_ || watch_.call || failure_handler_; });
+      watch_.is_idle = false;
       looked = monotonic_ns();
       continue;
     }
@@ -282,8 +282,8 @@ void Progress::watch() {
 }
 
 std::optional<RankFailure> Progress::failure_of_call() {
-  if (!watched_) return std::nullopt;
-  Call& call = *watched_;
+  if (!watch_.call) return std::nullopt;
+  Call& call = *watch_.call;
   const Clock::duration elapsed = call.clock.elapsed();
   if (elapsed < kBetweenChecksOfPeers) return std::nullopt;
   if (board_ != nullptr) {

@@ -151,7 +151,7 @@ class Progress {
                                              const std::string& missing) const;
   RankFailure late(const std::string& name, const std::string& missing) const;
   RankFailure failure(const std::string& name, const std::string& reason, const std::string& missing) const;
-  /// The caller must hold watch_mutex_.
+  /// The caller must hold watch_.mutex.
   void start_watching();
   void watch();
   /// Returns why the watched call must end, or nullopt if it may go on or there is none.
@@ -171,11 +171,14 @@ class Progress {
   std::thread background_;  // started with the first operation that has to wait
 
   std::function<void(const std::exception&)> failure_handler_;
-  std::mutex watch_mutex_;  // protects the members below
-  std::condition_variable watch_changes_;
-  std::optional<Call> watched_;
-  bool is_watcher_idle_ = false;
-  std::thread watcher_;  // started with the failure handler, or with the first watched call
+  struct Watch {
+    std::mutex mutex;  // protects failure_handler_, and the members below
+    std::condition_variable changes;
+    std::optional<Call> call;
+    bool is_idle = false;  // the thread waits until there is something to watch
+    std::thread thread;    // started with the failure handler, or with the first watched call
+  };
+  Watch watch_;
 };
 
 }  // namespace tessera
