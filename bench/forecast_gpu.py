@@ -66,17 +66,17 @@ ROWS = [
     ("16B, direct, mxfp8, full", "h200", 2, ON_TWO + mode("full", 2) + MXFP8 + MXFP8_ROWS, 22359, False),
 ]
 FIVE = [one.replace("n_layers=8", "n_layers=5") for one in CUT]
-# What two H100s gave on 2026-11-26, with `--measure` of a forecast that older rates had made.
+# What two H100s gave on 2026-11-26, with `--measure bench/forecasts/2026-11-26-2xh100.json`.
 ROWS += [
-    ("5 layers, bf16", "h100", 1, FIVE, 95944, False),
-    ("5 layers, mxfp8", "h100", 1, FIVE + MXFP8, 102004, False),
-    ("5 layers, full, fp8_blockwise, output", "h100", 1, FIVE + mode("full", 2) + FP8_BLOCKWISE + [OUTPUT], 97694,
+    ("5 layers, bf16", "h100", 1, FIVE, 95453, False),
+    ("5 layers, mxfp8", "h100", 1, FIVE + MXFP8, 101173, False),
+    ("5 layers, full, fp8_blockwise, output", "h100", 1, FIVE + mode("full", 2) + FP8_BLOCKWISE + [OUTPUT], 97329,
      False),
-    ("8 layers, FSDP only", "h100", 2, CUT, 57249, False),
-    ("8 layers, direct", "h100", 2, CUT + experts(2, "direct"), 66173, True),
-    ("8 layers, standard", "h100", 2, CUT + experts(2, "standard"), 61305, True),
-    ("8 layers, direct, mxfp8", "h100", 2, CUT + experts(2, "direct") + MXFP8, 72911, False),
-    ("8 layers, 1F1B", "h100", 2, CUT + PIPELINE, 64449, False),
+    ("8 layers, FSDP only", "h100", 2, CUT, 58472, False),
+    ("8 layers, direct", "h100", 2, CUT + experts(2, "direct"), 66396, True),
+    ("8 layers, standard", "h100", 2, CUT + experts(2, "standard"), 61161, True),
+    ("8 layers, direct, mxfp8", "h100", 2, CUT + experts(2, "direct") + MXFP8, 72948, False),
+    ("8 layers, 1F1B", "h100", 2, CUT + PIPELINE, 63426, False),
 ]
 # Name, GPUs, arguments, measured milliseconds of a layer: half of the difference of steps with three and with one.
 LAYERS = [
