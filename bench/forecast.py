@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
 """Compares steps that were predicted with steps that were then measured, on the CPU of this machine.
 
-    bench/forecast.py predict --tessera PROGRAM --calibration FILE --out FORECAST   writes the forecast of every run
-    bench/forecast.py measure --tessera PROGRAM --forecast FORECAST                 runs them, five times each
-    bench/forecast.py all --tessera PROGRAM                                         calibrates, predicts and measures
+    bench/forecast.py predict --tessera PROGRAM --out FORECAST    calibrates, and writes the forecast of every run
+    bench/forecast.py measure --tessera PROGRAM --forecast FORECAST    runs them, five times each
+    bench/forecast.py all --tessera PROGRAM                       does both
 
-A forecast is made before the runs, from a calibration that knows none of them. Fails unless the mean error is at most
-5 % and no run is more than 12 % off.
+A forecast is made before the runs, from calibrations that know none of them: one of a rank with all cores, and one of
+two ranks. Fails unless the mean error is at most 5 % and no run is more than 12 % off.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
+
+from training_run import AS_ROOT, mpirun
 
 MEAN, MOST = 0.05, 0.12
 
@@ -35,6 +38,10 @@ def model(dim, layers, heads, experts, top_k, vocab, *, moe, inter=None, q_lora=
     return [f"--model.args.{key}={value}" for key, value in sizes.items()]
 
 
+def over(backend):
+    return ["--parallelism.expert_parallel_degree=2", f"--parallelism.expert_parallel_comm_backend={backend}"]
+
+
 def shape(batch, seq_len, micro_batches=1):
     return [f"--training.local_batch_size={batch}", f"--training.seq_len={seq_len}",
             f"--training.global_batch_size={batch * micro_batches}"]
@@ -45,7 +52,18 @@ WIDE = model(448, 2, 7, 8, 2, 3072, moe=224, q_lora=160)
 DEEP = model(224, 6, 4, 4, 1, 1024, moe=160, inter=480)
 MANY = model(320, 2, 6, 32, 4, 2048, moe=64, shared=2)
 DENSE = model(288, 4, 6, 4, 2, 6144, moe=128, inter=960, dense=4)
-RUNS = {
+TWO_RANKS = {
+    "small, FSDP": SMALL + shape(2, 192, 2),
+    "wide, FSDP": WIDE + shape(1, 384, 2),
+    "wide, FSDP, mxfp8": WIDE + shape(1, 384, 2) + MXFP8,
+    "dense, replicated": DENSE + shape(2, 160, 2) + ["--parallelism.data_parallel_replicate_degree=2"],
+    "many experts, direct": MANY + shape(2, 256, 2) + over("direct"),
+    "many experts, standard": MANY + shape(2, 256, 2) + over("standard"),
+    "dense, tensor": DENSE + shape(4, 160) + ["--parallelism.tensor_parallel_degree=2"],
+    "deep, 1F1B": DEEP + shape(6, 128) + ["--parallelism.pipeline_parallel_degree=2",
+                                          "--parallelism.pipeline_parallel_microbatch_size=1"],
+}
+ONE_RANK = {
     "small": SMALL + shape(4, 192),
     "small, float32": SMALL + shape(4, 192) + FLOAT32,
     "small, mxfp8": SMALL + shape(4, 192) + MXFP8,
@@ -73,18 +91,31 @@ RUNS = {
 }
 
 
-def output_of(command):
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+RUNS = {name: (1, run) for name, run in ONE_RANK.items()} | {
+    f"{name}, 2 ranks": (2, run) for name, run in TWO_RANKS.items()}
 
 
-def predict(tessera, calibration, out):
-    forecast = {}
-    for name, run in RUNS.items():
-        line = json.loads(output_of([tessera, "plan", "time", "--json", "--calibration", calibration, *run]))
-        forecast[name] = {key: line[key] for key in ("step_ms", "tokens_per_s", "host_ms")}
-    out.write_text(json.dumps({"calibration": json.loads(pathlib.Path(calibration).read_text()), "runs": forecast},
-                              indent=1) + "\n")
-    print(f"{out}: {len(forecast)} runs")
+def output_of(command, num_ranks=1):
+    start = mpirun(num_ranks) if num_ranks > 1 else []
+    done = subprocess.run([*start, *command], capture_output=True, text=True, env=os.environ | AS_ROOT)
+    if done.returncode != 0:
+        sys.exit(f"forecast: {' '.join(command)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def predict(tessera, out):
+    calibrations, forecast = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for num_ranks in (1, 2):
+            path = f"{folder}/{num_ranks}.json"
+            output_of([tessera, "bench", "calibrate", "--out", path], num_ranks)
+            calibrations[num_ranks] = json.loads(pathlib.Path(path).read_text())
+        for name, (num_ranks, run) in RUNS.items():
+            line = json.loads(output_of([tessera, "plan", "time", "--json", "--ranks", str(num_ranks), "--calibration",
+                                         f"{folder}/{num_ranks}.json", *run]))
+            forecast[name] = {key: line[key] for key in ("step_ms", "tokens_per_s", "host_ms")}
+    out.write_text(json.dumps({"calibrations": calibrations, "runs": forecast}, indent=1) + "\n")
+    print(f"{out}: {len(forecast)} runs", flush=True)
 
 
 def measure(tessera, forecast_file, rounds, steps):
@@ -93,8 +124,10 @@ def measure(tessera, forecast_file, rounds, steps):
     times = {name: [] for name in forecast}
     for turn in range(rounds):
         for name in forecast:
-            line = output_of([tessera, "bench", "step", "--steps", str(steps), "--warmup", "2", *RUNS[name]])
-            times[name].append(json.loads(line.splitlines()[-1])["step_ms"])
+            num_ranks, run = RUNS[name]
+            lines = output_of([tessera, "bench", "step", "--steps", str(steps), "--warmup", "2", *run], num_ranks)
+            line = next(line for line in lines.splitlines() if line.startswith("{"))
+            times[name].append(json.loads(line)["step_ms"])
         print(f"round {turn + 1} of {rounds}", file=sys.stderr)
     errors = {}
     print(f"{'run':32}{'predicted ms':>14}{'measured ms':>14}{'error':>10}{'spread':>10}")
@@ -110,21 +143,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["predict", "measure", "all"])
     parser.add_argument("--tessera", required=True)
-    parser.add_argument("--calibration")
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--forecast", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
     if args.what == "predict":
-        return predict(args.tessera, args.calibration, args.out)
+        return predict(args.tessera, args.out)
     with tempfile.TemporaryDirectory() as folder:
         forecast = args.forecast
         if args.what == "all":
-            calibration = f"{folder}/calibration.json"
-            subprocess.run([args.tessera, "bench", "calibrate", "--out", calibration], check=True)
             forecast = pathlib.Path(folder) / "forecast.json"
-            predict(args.tessera, calibration, forecast)
+            predict(args.tessera, forecast)
         errors = measure(args.tessera, forecast, args.rounds, args.steps)
     mean, most = statistics.mean(map(abs, errors.values())), max(map(abs, errors.values()))
     print(f"mean error {100 * mean:.1f} %, largest {100 * most:.1f} %; expected at most {100 * MEAN:.0f} and "
