@@ -38,10 +38,6 @@ def model(dim, layers, heads, experts, top_k, vocab, *, moe, inter=None, q_lora=
     return [f"--model.args.{key}={value}" for key, value in sizes.items()]
 
 
-def over(backend):
-    return ["--parallelism.expert_parallel_degree=2", f"--parallelism.expert_parallel_comm_backend={backend}"]
-
-
 def shape(batch, seq_len, micro_batches=1):
     return [f"--training.local_batch_size={batch}", f"--training.seq_len={seq_len}",
             f"--training.global_batch_size={batch * micro_batches}"]
@@ -57,8 +53,8 @@ TWO_RANKS = {
     "wide, FSDP": WIDE + shape(1, 384, 2),
     "wide, FSDP, mxfp8": WIDE + shape(1, 384, 2) + MXFP8,
     "dense, replicated": DENSE + shape(2, 160, 2) + ["--parallelism.data_parallel_replicate_degree=2"],
-    "many experts, direct": MANY + shape(2, 256, 2) + over("direct"),
-    "many experts, standard": MANY + shape(2, 256, 2) + over("standard"),
+    "many experts, direct": MANY + shape(2, 256, 2) + ["--parallelism.expert_parallel_degree=2",
+                                                       "--parallelism.expert_parallel_comm_backend=direct"],
     "dense, tensor": DENSE + shape(4, 160) + ["--parallelism.tensor_parallel_degree=2"],
     "deep, 1F1B": DEEP + shape(6, 128) + ["--parallelism.pipeline_parallel_degree=2",
                                           "--parallelism.pipeline_parallel_microbatch_size=1"],
@@ -103,14 +99,16 @@ def output_of(command, num_ranks=1):
     return done.stdout
 
 
-def predict(tessera, out):
+def predict(tessera, worlds, out):
     calibrations, forecast = {}, {}
     with tempfile.TemporaryDirectory() as folder:
-        for num_ranks in (1, 2):
+        for num_ranks in worlds:
             path = f"{folder}/{num_ranks}.json"
             output_of([tessera, "bench", "calibrate", "--out", path], num_ranks)
             calibrations[num_ranks] = json.loads(pathlib.Path(path).read_text())
         for name, (num_ranks, run) in RUNS.items():
+            if num_ranks not in worlds:
+                continue
             line = json.loads(output_of([tessera, "plan", "time", "--json", "--ranks", str(num_ranks), "--calibration",
                                          f"{folder}/{num_ranks}.json", *run]))
             forecast[name] = {key: line[key] for key in ("step_ms", "tokens_per_s", "host_ms")}
@@ -144,17 +142,18 @@ def main():
     parser.add_argument("what", choices=["predict", "measure", "all"])
     parser.add_argument("--tessera", required=True)
     parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="worlds to calibrate and predict")
     parser.add_argument("--forecast", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
     if args.what == "predict":
-        return predict(args.tessera, args.out)
+        return predict(args.tessera, args.ranks, args.out)
     with tempfile.TemporaryDirectory() as folder:
         forecast = args.forecast
         if args.what == "all":
             forecast = pathlib.Path(folder) / "forecast.json"
-            predict(args.tessera, forecast)
+            predict(args.tessera, args.ranks, forecast)
         errors = measure(args.tessera, forecast, args.rounds, args.steps)
     mean, most = statistics.mean(map(abs, errors.values())), max(map(abs, errors.values()))
     print(f"mean error {100 * mean:.1f} %, largest {100 * most:.1f} %; expected at most {100 * MEAN:.0f} and "

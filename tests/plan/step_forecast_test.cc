@@ -42,8 +42,9 @@ std::vector<RecordedOperator> operators_of_run(const JobConfig& config) {
 }
 
 /// Returns the operators of a step of two micro-batches, from the record of its dry run.
-std::vector<RecordedOperator> operators_of_plan(const JobConfig& config) {
-  const TrainingStep step(config);
+std::vector<RecordedOperator> operators_of_plan(const JobConfig& config, std::int64_t num_ranks = 1) {
+  const MeshDegrees degrees = resolve(config.mesh_degrees(), num_ranks);
+  const TrainingStep step(config, std::make_shared<Mesh>(Mesh::planned(degrees, 0)));
   const std::vector<RecordedOperator>& recorded = step.dry_run().operators();
   std::vector<RecordedOperator> result;
   for (int i = 0; i < 2; ++i) {
@@ -181,6 +182,39 @@ TEST(StepForecast, TheCalibrationHasTheOperatorsOfAllWaysToTrain) {
       for (const RecordedOperator& call : operators_of_plan(config)) {
         EXPECT_TRUE(measured.contains(class_of(call)))
             << (model.empty() ? "" : model.front()) << " " << (precision.empty() ? "" : precision.back()) << ": "
+            << class_of(call);
+      }
+    }
+  }
+}
+
+TEST(StepForecast, TheCalibrationOfRanksHasTheOperatorsOfMeshes) {
+  Calibration calibration;
+  const auto measure = [&](const JobConfig& config, std::int64_t num_ranks) {
+    for (const RecordedOperator& call : operators_of_plan(config, num_ranks)) {
+      calibration.operators[class_of(call)] = {.most_bytes = 1e12};
+    }
+  };
+  for (const JobConfig& config : calibration_models(Device::kCpu)) measure(config, 1);
+  for (const JobConfig& config : calibration_models_of_ranks(2)) measure(config, 2);
+  const std::string of_mesh = "--parallelism.";
+  const std::vector<std::vector<std::string>> meshes = {
+      {},
+      {of_mesh + "data_parallel_replicate_degree=2"},
+      {of_mesh + "tensor_parallel_degree=2"},
+      {of_mesh + "context_parallel_degree=2"},
+      {of_mesh + "pipeline_parallel_degree=2"},
+      {of_mesh + "pipeline_parallel_degree=2", of_mesh + "pipeline_parallel_schedule=ZBVZeroBubble"},
+      {of_mesh + "expert_parallel_degree=2", of_mesh + "expert_parallel_comm_backend=direct"},
+      {of_mesh + "expert_parallel_degree=2", of_mesh + "expert_parallel_comm_backend=standard"}};
+  for (const auto& precision : {std::vector<std::string>{}, kFloat32, kMxfp8}) {
+    for (const auto& mesh : meshes) {
+      std::vector<std::string> overrides = precision;
+      overrides.insert(overrides.end(), mesh.begin(), mesh.end());
+      overrides.push_back("--training.global_batch_size=8");
+      for (const RecordedOperator& call : operators_of_plan(small_config(overrides), 2)) {
+        EXPECT_TRUE(calibration.find_time(call).has_value())
+            << (mesh.empty() ? "" : mesh.back()) << " " << (precision.empty() ? "" : precision.back()) << ": "
             << class_of(call);
       }
     }

@@ -278,7 +278,11 @@ struct CalibrateCommand {
             ranks.size());
     const std::shared_ptr<cuda::Runtime> cuda = join_gpus(config, ranks);
     set_threads(config, ranks);
-    if (on_gpu) options.device = Device::kCuda;
+    if (on_gpu) {
+      options.device = Device::kCuda;
+    } else {
+      options.world = &ranks.world();
+    }
     std::optional<ProgressBar> bar;
     if (ranks.rank() == 0) {
       options.progress = [&bar](std::size_t done, std::size_t count) {

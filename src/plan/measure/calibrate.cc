@@ -124,6 +124,7 @@ JobConfig config_of(const Probe& probe, const Overrides& way) {
 /// The times of one model's steps and of their operators.
 struct TimedModel {
   JobConfig config;
+  std::shared_ptr<Mesh> mesh;
   std::vector<RecordedOperator> operators;  // of a step
   std::vector<std::vector<double>> times;   // by operator, of every round
   std::vector<double> step_seconds;         // without what a GPU ran besides operators
@@ -131,10 +132,9 @@ struct TimedModel {
 
 /// Trains a model anew for a few steps, and adds their times.
 void time_steps(TimedModel& model, Device device, int num_steps) {
-  const auto mesh = std::make_shared<Mesh>();
-  TrainingStep step(model.config, mesh, device);
+  TrainingStep step(model.config, model.mesh, device);
   step.allocate();
-  RandomSteps steps(step, model.config, *mesh);
+  RandomSteps steps(step, model.config, *model.mesh);
   for (int i = 0; i < (device == Device::kCpu ? kWarmUpSteps : kWarmUpStepsOnGpu); ++i) steps.run();
   const RandomSteps::Timed timed = steps.time_operators(num_steps);
   model.step_seconds.push_back(timed.step_seconds - timed.other_seconds);
@@ -157,6 +157,7 @@ struct StepFit {
 StepFit fit_steps(std::span<const TimedModel> models) {
   std::vector<MeasuredCall> steps;
   for (const TimedModel& model : models) {
+    if (model.mesh->degrees.num_ranks() > 1) continue;  // its steps also wait for messages
     OperatorWork amounts;  // fit_rate fits a sum of any amounts: here a count, and seconds in the place of flop
     amounts.amounts[OperatorWork::kCalls] = static_cast<double>(model.operators.size());
     for (const std::vector<double>& times : model.times) amounts.amounts[OperatorWork::kFlop] += median(times);
@@ -186,9 +187,31 @@ std::vector<JobConfig> calibration_models(Device device) {
   return models;
 }
 
+std::vector<JobConfig> calibration_models_of_ranks(std::int64_t num_ranks) {
+  std::vector<JobConfig> models;
+  for (const Probe& probe : kProbes) {
+    if (probe.experts % num_ranks != 0) continue;
+    for (const Overrides& precision : precisions(Device::kCpu)) {
+      const Overrides over_ranks = {fmt::format("--parallelism.expert_parallel_degree={}", num_ranks),
+                                    "--parallelism.expert_parallel_comm_backend=standard",
+                                    fmt::format("--training.global_batch_size={}", probe.batch * num_ranks)};
+      models.push_back(config_of(probe, joined(precision, over_ranks)));
+    }
+  }
+  return models;
+}
+
 Calibration calibrate(const CalibrateOptions& options) {
   std::vector<TimedModel> models;
-  for (const JobConfig& config : calibration_models(options.device)) models.push_back({config, {}, {}, {}});
+  const auto one_rank = std::make_shared<Mesh>();
+  for (const JobConfig& config : calibration_models(options.device)) models.push_back({config, one_rank, {}, {}, {}});
+  if (options.world != nullptr && options.world->size() > 1) {
+    const std::int64_t num_ranks = options.world->size();
+    for (const JobConfig& config : calibration_models_of_ranks(num_ranks)) {
+      const auto mesh = std::make_shared<Mesh>(*options.world, resolve(config.mesh_degrees(), num_ranks));
+      models.push_back({config, mesh, {}, {}, {}});
+    }
+  }
   std::size_t done = 0;
   for (int round = 0; round < options.rounds; ++round) {
     for (TimedModel& model : models) {

@@ -350,7 +350,7 @@ TEST_F(Checkpoints, ShardsThatDoNotBelongAreRefusedOnAllRanks) {
 TEST_F(Checkpoints, ConvertingShardsGivesTheBytesOfOneRanksFile) {
   train(kMeshes[2]);
   const JobConfig config = checkpoint_config(scratch_, {"--checkpoint.folder=one"});
-  Trainer trainer(checkpoint_config(scratch_));  // resumes from step 6
+  Trainer trainer(checkpoint_config(scratch_, {"--training.device=cpu"}));  // resumes from step 6
   Ranks one;
   const Mesh mesh;
   const auto tokenizer = data::load_tokenizer("bytes");
