@@ -55,6 +55,7 @@ TWO_RANKS = {
     "dense, replicated": DENSE + shape(2, 160, 2) + ["--parallelism.data_parallel_replicate_degree=2"],
     "many experts, direct": MANY + shape(2, 256, 2) + ["--parallelism.expert_parallel_degree=2",
                                                        "--parallelism.expert_parallel_comm_backend=direct"],
+    "many experts, standard": MANY + shape(2, 256, 2) + ["--parallelism.expert_parallel_degree=2"],
     "dense, tensor": DENSE + shape(4, 160) + ["--parallelism.tensor_parallel_degree=2"],
     "deep, 1F1B": DEEP + shape(6, 128) + ["--parallelism.pipeline_parallel_degree=2",
                                           "--parallelism.pipeline_parallel_microbatch_size=1"],

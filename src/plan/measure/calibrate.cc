@@ -197,6 +197,18 @@ std::vector<JobConfig> calibration_models_of_ranks(std::int64_t num_ranks) {
                                     fmt::format("--training.global_batch_size={}", probe.batch * num_ranks)};
       models.push_back(config_of(probe, joined(precision, over_ranks)));
     }
+    if (!probe.has_variants) continue;
+    // At the turn of its V a rank hands activations to itself.
+    const std::int64_t sequences = 2 * num_ranks;
+    const Overrides zero_bubble = {fmt::format("--model.args.n_layers={}", 2 * num_ranks),
+                                   fmt::format("--parallelism.pipeline_parallel_degree={}", num_ranks),
+                                   "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble",
+                                   "--parallelism.pipeline_parallel_microbatch_size=1",
+                                   fmt::format("--training.local_batch_size={}", sequences),
+                                   fmt::format("--training.global_batch_size={}", sequences)};
+    for (const Overrides& precision : precisions(Device::kCpu)) {
+      models.push_back(config_of(probe, joined(precision, zero_bubble)));
+    }
   }
   return models;
 }

@@ -15,7 +15,7 @@ namespace tessera {
 /// have.
 std::vector<JobConfig> calibration_models(Device device);
 /// Returns the models that ranks on CPUs train together. They have the classes of operators that a step of one rank
-/// does not have: those of the tables of the standard backend.
+/// does not have: those of the standard backend's tables, and a pipeline's copies.
 std::vector<JobConfig> calibration_models_of_ranks(std::int64_t num_ranks);
 
 struct CalibrateOptions {
