@@ -211,7 +211,7 @@ TEST(StepForecast, TheCalibrationOfRanksHasTheOperatorsOfMeshes) {
     for (const auto& mesh : meshes) {
       std::vector<std::string> overrides = precision;
       overrides.insert(overrides.end(), mesh.begin(), mesh.end());
-      overrides.push_back("--training.global_batch_size=8");
+      overrides.emplace_back("--training.global_batch_size=8");
       for (const RecordedOperator& call : operators_of_plan(small_config(overrides), 2)) {
         EXPECT_TRUE(calibration.find_time(call).has_value())
             << (mesh.empty() ? "" : mesh.back()) << " " << (precision.empty() ? "" : precision.back()) << ": "
