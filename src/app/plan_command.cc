@@ -123,8 +123,7 @@ struct MemoryCommand {
   /// Prints how much of the host's memory copies of the state take, which the table does not count.
   static void print_copies(const PlannedRun& planned) {
     const JobConfig& job = planned.config;
-    const bool on_gpu = planned.device == Device::kCuda;
-    const bool saves_copy = job.checkpoint.enable && (on_gpu || job.checkpoint.async_mode == AsyncMode::kAsync);
+    const bool saves_copy = job.checkpoint.enable && Snapshot::is_taken(job, planned.device);
     const bool keeps_copies = job.checkpoint.memory_interval > 0;
     if (!saves_copy && !keeps_copies) return;
     const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.micro_batch_size());
@@ -134,7 +133,7 @@ struct MemoryCommand {
       fmt::print(
           "\nThe copy that a checkpoint is written from takes up to {} more of the node's memory for each rank of the "
           "first replica, until it is written.\n",
-          format_gib(state + (on_gpu ? Snapshot::kPieceBytes : 0)));
+          format_gib(Snapshot::peak_bytes(state, planned.device)));
     }
     if (!keeps_copies) return;
     const bool is_sent = planned.degrees.num_ranks() > 1 && planned.degrees.dp_replicate == 1;

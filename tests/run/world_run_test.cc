@@ -29,7 +29,7 @@ TEST(WorldRun, ARankTalksToAsManyRanksAsTheLogarithmOfTheWorld) {
     EXPECT_GE(run->num_files, 2u * static_cast<std::size_t>(run->num_ranks) + 1);  // model, optimizer, manifest
     EXPECT_LT(run->manifest_bytes, 1000u * static_cast<unsigned>(run->num_ranks));
   }
-  // That of 4096 ranks must not be larger than 10 MB. What it has for a rank does not grow.
+  // The manifest of 4096 ranks must not be larger than 10 MB. It is extrapolated: each rank adds the same bytes to it.
   const auto per_rank = static_cast<double>(large.manifest_bytes - small.manifest_bytes) / (32 - 8);
   EXPECT_LT(static_cast<double>(large.manifest_bytes) + per_rank * (4096 - 32), 1e7);
 }

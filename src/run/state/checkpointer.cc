@@ -50,14 +50,11 @@ std::span<const std::string_view> Checkpointer::kinds_at(std::int64_t step) cons
   return std::span(kShardKinds).first(weights_alone ? 1 : kShardKinds.size());
 }
 
-bool Checkpointer::takes_snapshot() const {
-  return config_.checkpoint.async_mode == AsyncMode::kAsync || config_.device(ranks_.num_on_node()) == Device::kCuda;
-}
+bool Checkpointer::takes_snapshot() const { return Snapshot::is_taken(config_, config_.device(ranks_.num_on_node())); }
 
 std::size_t Checkpointer::snapshot_bytes() const {
   if (!config_.checkpoint.enable || !takes_snapshot() || !is_writer()) return 0;
-  const bool on_gpu = config_.device(ranks_.num_on_node()) == Device::kCuda;
-  return num_bytes_to_write() + (on_gpu ? Snapshot::kPieceBytes : 0);
+  return Snapshot::peak_bytes(num_bytes_to_write(), config_.device(ranks_.num_on_node()));
 }
 
 std::size_t Checkpointer::num_bytes_to_write() const {

@@ -108,7 +108,7 @@ Snapshot::Piece Snapshot::take(std::size_t num_bytes) {
   return piece;
 }
 
-void Snapshot::give_back(Piece piece) {
+void Snapshot::keep_spare(Piece& piece) {
   const bool has_room = bytes_of(spare_) + piece.size() <= kSpareBytes;
   if (!stream_ && piece.size() > 0 && has_room) spare_.push_back(std::move(piece));
 }
@@ -202,17 +202,21 @@ void Snapshot::read(std::size_t num_bytes, const Sink& sink, const std::stop_tok
     next_ += count;
     num_bytes -= count;
     if (begin + count < piece.size()) continue;
+    Piece freed;
     const std::lock_guard lock(mutex_);
-    give_back(std::exchange(pieces_[piece_idx], {}));
+    freed = std::exchange(pieces_[piece_idx], {});
+    keep_spare(freed);
   }
 }
 
 void Snapshot::drop() {
+  std::vector<Piece> freed;
   const std::lock_guard lock(mutex_);
   is_dropped_ = true;
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    // CUDA's thread frees the one that it may be filling.
-    if (i != num_filled_) give_back(std::exchange(pieces_[i], {}));
+    if (i == num_filled_) continue;  // CUDA's thread frees the one that it may be filling
+    freed.push_back(std::exchange(pieces_[i], {}));
+    keep_spare(freed.back());
   }
 }
 

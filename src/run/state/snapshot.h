@@ -22,6 +22,7 @@
 #include <stop_token>
 #include <vector>
 
+#include "config/job_config.h"
 #include "device/cuda.h"
 #include "tensor/arena.h"
 
@@ -31,6 +32,15 @@ class Snapshot {
  public:
   static constexpr std::size_t kPieceBytes = std::size_t{128} << 20;
   static constexpr std::size_t kSpareBytes = std::size_t{1} << 30;
+
+  /// Returns whether saves of a run on this device write from a copy.
+  static bool is_taken(const JobConfig& config, Device device) {
+    return device == Device::kCuda || config.checkpoint.async_mode == AsyncMode::kAsync;
+  }
+  /// Returns the most memory of the host that a copy of so many bytes takes.
+  static std::size_t peak_bytes(std::size_t num_bytes, Device device) {
+    return num_bytes + (device == Device::kCuda ? kPieceBytes : 0);
+  }
 
   /// `state_read_done` is TrainingStep's on GPUs, and must outlive the object. It is null on CPUs. Throws Error if a
   /// GPU gets no pinned memory.
@@ -70,8 +80,8 @@ class Snapshot {
   std::size_t size_of(std::size_t piece_idx) const;
   /// Returns a piece of so many bytes, which may be a spare one.
   Piece take(std::size_t num_bytes);
-  /// Keeps a piece for later, or frees it. The caller holds the mutex.
-  void give_back(Piece piece);
+  /// Takes a piece over for later, if it should be kept. The caller holds the mutex, and frees it otherwise.
+  void keep_spare(Piece& piece);
   /// Puts the copy of all pieces on the stream.
   void start_on_gpu(std::span<const Tensor> tensors);
   /// Copies the pinned memory to the next piece. A thread of CUDA calls it.
