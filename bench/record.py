@@ -41,7 +41,7 @@ SUITES = ("ops", "step", "ep", "comm")
 # The figures of a part depend on these sources.
 TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/bench/gpu_bench.*", "src/app/bench/gpu_tables*"]
 KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh",
-           "src/ops/attention/attention_kernels.*", "src/ops/gemm/*", "src/ops/gemm/sm*/*",
+           "src/ops/attention/attention_kernels.*", "src/ops/gemm/*.h", "src/ops/gemm/*gemm.cc", "src/ops/gemm/sm*/*",
            "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
 MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 SOURCES = {

@@ -24,6 +24,10 @@ constexpr int kFirstUserTag = 1 << 14;
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 /// Up to this size an all-reduce sends each rank's whole buffer to every other rank: one round instead of two.
 constexpr std::size_t kOneRoundBytes = std::size_t{16} << 10;
+/// With more ranks than this, parts of up to kSmallPart bytes are gathered and summed in rounds: log₂ P messages of a
+/// rank, not P - 1.
+constexpr int kFewRanks = 16;
+constexpr std::size_t kSmallPart = std::size_t{4} << 10;
 
 /// Bytes [begin, end) of a buffer.
 struct Range {
@@ -226,6 +230,57 @@ class SmallAllReduce : public GatherInRounds {
   DType dtype_;
 };
 
+/// Gathers small parts from all ranks into `out`, in the order of ranks.
+class SmallAllGather : public GatherInRounds {
+ public:
+  SmallAllGather(std::string name, Transport& transport, int tag, std::span<const std::byte> own, std::byte* out)
+      : GatherInRounds(std::move(name), transport, tag, own), num_ranks_(transport.size()), out_(out) {}
+
+  bool advance() override {
+    if (!GatherInRounds::advance()) return false;
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      const std::span<const std::byte> of_rank = part(rank);
+      std::memcpy(out_ + static_cast<std::size_t>(rank) * of_rank.size(), of_rank.data(), of_rank.size());
+    }
+    return true;
+  }
+
+ private:
+  int num_ranks_;
+  std::byte* out_;
+};
+
+/// Exchanges small parts of all ranks, and sums those of this rank.
+class SmallReduceScatter : public ExchangeInRounds {
+ public:
+  SmallReduceScatter(std::string name, Transport& transport, int tag, std::span<const std::byte> in, DType dtype,
+                     Write write, std::byte* out)
+      : ExchangeInRounds(std::move(name), transport, tag, in),
+        num_ranks_(transport.size()),
+        dtype_(dtype),
+        write_(write),
+        out_(out) {}
+
+  bool advance() override {
+    if (!ExchangeInRounds::advance()) return false;
+    std::vector<const std::byte*> parts;
+    for (int rank = 0; rank < num_ranks_; ++rank) parts.push_back(part_from(rank).data());
+    add_parts_of(dtype_)(parts, part_from(0).size(), write_, out_);
+    return true;
+  }
+
+ private:
+  int num_ranks_;
+  DType dtype_;
+  Write write_;
+  std::byte* out_;
+};
+
+/// Says whether parts of this size are gathered and summed in rounds.
+bool in_rounds(int num_ranks, std::size_t part_bytes) {
+  return num_ranks > kFewRanks && 0 < part_bytes && part_bytes <= kSmallPart;
+}
+
 /// Cuts whole numbers into equal ranges; the last ones may be shorter or empty.
 std::vector<Range> even_ranges(std::int64_t count, std::size_t number_size, int size) {
   std::vector<Range> ranges;
@@ -384,14 +439,20 @@ Work ProcessGroup::all_gather(const Tensor& in, const Tensor& out, std::string_v
   const std::size_t part = in.num_bytes();
   copy(bytes_of(in), part, bytes_of(out) + static_cast<std::size_t>(rank()) * part);
   if (size() == 1) return {};
-  auto exchange = std::make_shared<Exchange>(title("all-gather", name), *transport_);
+  const FlightRecorder::NewEvent event{.kind = FlightKind::kAllGather, .bytes = part};
   const int tag = next_tag();
+  if (in_rounds(size(), part)) {
+    return start(std::make_shared<SmallAllGather>(title("all-gather", name), *transport_, tag,
+                                                  std::span(bytes_of(in), part), bytes_of(out)),
+                 event);
+  }
+  auto exchange = std::make_shared<Exchange>(title("all-gather", name), *transport_);
   exchange->messages.send_to_others(bytes_of(in), part, tag);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank() || part == 0) continue;
     exchange->messages.receive(bytes_of(out) + static_cast<std::size_t>(peer) * part, part, peer, tag);
   }
-  return start(std::move(exchange), {.kind = FlightKind::kAllGather, .bytes = part});
+  return start(std::move(exchange), event);
 }
 
 Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name) {
@@ -408,11 +469,19 @@ Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write wri
     add_parts_of(in.dtype())(std::span(&part, 1), in.num_bytes(), write, bytes_of(out));
     return {};
   }
-  return start(std::make_shared<ReduceScatter>(title("reduce-scatter", name),
-                                               RangeSum(*transport_, next_tag(), bytes_of(in),
-                                                        even_ranges(in.num_elements(), size_of(in.dtype()), size()),
-                                                        in.dtype(), write, bytes_of(out))),
-               {.kind = FlightKind::kReduceScatter, .bytes = in.num_bytes()});
+  const FlightRecorder::NewEvent event{.kind = FlightKind::kReduceScatter, .bytes = in.num_bytes()};
+  const int tag = next_tag();
+  if (in_rounds(size(), out.num_bytes())) {
+    return start(
+        std::make_shared<SmallReduceScatter>(title("reduce-scatter", name), *transport_, tag,
+                                             std::span(bytes_of(in), in.num_bytes()), in.dtype(), write, bytes_of(out)),
+        event);
+  }
+  return start(std::make_shared<ReduceScatter>(
+                   title("reduce-scatter", name),
+                   RangeSum(*transport_, tag, bytes_of(in), even_ranges(in.num_elements(), size_of(in.dtype()), size()),
+                            in.dtype(), write, bytes_of(out))),
+               event);
 }
 
 Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {

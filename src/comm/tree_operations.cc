@@ -55,6 +55,57 @@ std::span<const std::byte> GatherInRounds::part(int rank) const {
   return std::span(parts_).subspan(static_cast<std::size_t>(at) * part_bytes_, part_bytes_);
 }
 
+ExchangeInRounds::ExchangeInRounds(std::string name, Transport& transport, int tag, std::span<const std::byte> own)
+    : Operation(std::move(name)),
+      transport_(transport),
+      tag_(tag),
+      part_bytes_(own.size() / static_cast<std::size_t>(transport.size())),
+      parts_(own.size()),
+      messages_(transport) {
+  // Part 0 is that of this rank.
+  std::ranges::rotate_copy(own, own.begin() + transport.rank() * static_cast<std::ptrdiff_t>(part_bytes_),
+                           parts_.begin());
+  start_round();
+}
+
+template <typename Body>
+void ExchangeInRounds::for_parts(const Body& body) const {
+  std::size_t number = 0;
+  for (int i = distance_; i < transport_.size(); ++i) {
+    if ((i & distance_) != 0) body(static_cast<std::size_t>(i), number++);
+  }
+}
+
+void ExchangeInRounds::start_round() {
+  const int size = transport_.size();
+  if (distance_ >= size) return;
+  sent_.clear();
+  for_parts([&](std::size_t i, std::size_t) {
+    const auto part = parts_.begin() + static_cast<std::ptrdiff_t>(i * part_bytes_);
+    sent_.insert(sent_.end(), part, part + static_cast<std::ptrdiff_t>(part_bytes_));
+  });
+  received_.resize(sent_.size());
+  messages_.send(sent_.data(), sent_.size(), (transport_.rank() + distance_) % size, tag_);
+  messages_.receive(received_.data(), received_.size(), (transport_.rank() - distance_ + size) % size, tag_);
+}
+
+bool ExchangeInRounds::advance() {
+  while (messages_.test()) {
+    if (distance_ >= transport_.size()) return true;
+    for_parts([&](std::size_t i, std::size_t number) {
+      std::memcpy(parts_.data() + i * part_bytes_, received_.data() + number * part_bytes_, part_bytes_);
+    });
+    distance_ *= 2;
+    start_round();
+  }
+  return false;
+}
+
+std::span<const std::byte> ExchangeInRounds::part_from(int rank) const {
+  const int at = (transport_.rank() - rank + transport_.size()) % transport_.size();
+  return std::span(parts_).subspan(static_cast<std::size_t>(at) * part_bytes_, part_bytes_);
+}
+
 TreeBroadcast::TreeBroadcast(std::string name, Transport& transport, int tag, int root, std::span<std::byte> data)
     : Operation(std::move(name)), transport_(transport), tag_(tag), root_(root), data_(data), messages_(transport) {
   const int size = transport.size(), rank = (transport.rank() - root + size) % size;

@@ -1,4 +1,4 @@
-// Operations on a few numbers, in which each of P ranks sends and receives O(log P) messages. A step of a large world
+// Operations on small data, in which each of P ranks sends and receives O(log P) messages. A step of a large world
 // would otherwise send P² of them.
 #pragma once
 
@@ -31,6 +31,34 @@ class GatherInRounds : public Operation {
   std::size_t part_bytes_;
   std::vector<std::byte> parts_;  // of this rank, the next one and so on
   std::size_t num_parts_ = 1;     // of parts_ that have arrived
+  Messages messages_;
+};
+
+/// Sends each rank a part of the same size in ⌈log₂ P⌉ rounds (the same paper). Part number i is on its way to the i-th
+/// rank after its sender. In round k it goes on by 2ᵏ ranks if i has bit k. So a rank sends half of its parts each
+/// time: ½ · log₂ P as many bytes in all as without rounds.
+class ExchangeInRounds : public Operation {
+ public:
+  /// Copies the parts `own`, of rank 0, 1 and so on.
+  ExchangeInRounds(std::string name, Transport& transport, int tag, std::span<const std::byte> own);
+  bool advance() override;
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    messages_.find_missing(senders, receivers);
+  }
+  /// Returns the part that a rank sent to this one. The operation must be complete.
+  std::span<const std::byte> part_from(int rank) const;
+
+ private:
+  /// Calls body(i, n) for each part i that moves in this round, with its number n among them.
+  template <typename Body>
+  void for_parts(const Body& body) const;
+  void start_round();
+
+  Transport& transport_;
+  int tag_, distance_ = 1;
+  std::size_t part_bytes_;
+  std::vector<std::byte> parts_;            // by the number of ranks that they go on by
+  std::vector<std::byte> sent_, received_;  // the parts that move in this round
   Messages messages_;
 };
 

@@ -16,6 +16,7 @@ struct MeshDegrees {
   /// Returns the number of ranks. Must be called after resolve().
   std::int64_t num_ranks() const { return dp_replicate * dp_shard * cp * tp * pp; }
   std::int64_t num_ep_domains() const { return ep_domain == 0 ? 1 : ep / ep_domain; }
+  bool operator==(const MeshDegrees&) const = default;
 };
 
 /// Returns the degrees with dp_shard as a number. Throws Error if the degrees do not multiply to `num_ranks`, or if ep

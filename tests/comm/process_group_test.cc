@@ -42,22 +42,29 @@ float sum_at(int num_ranks, std::int64_t i) {
   return sum;
 }
 
-/// Runs `body` on every number of ranks, once with prompt messages and once with late ones.
+/// Runs `body` on a number of ranks, once with prompt messages and once with late ones.
+void on_size(int size, const std::function<void(ProcessGroup&)>& body) {
+  with_ranks(size, body);
+  with_ranks(size, body, {.wrap = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+               return std::make_unique<DelayedTransport>(std::move(transport), 5);
+             }});
+}
 void on_all_sizes(const std::function<void(ProcessGroup&)>& body) {
-  for (int size = 1; size <= kMaxRanks; ++size) {
-    with_ranks(size, body);
-    with_ranks(size, body, {.wrap = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
-                 return std::make_unique<DelayedTransport>(std::move(transport), 5);
-               }});
-  }
+  for (int size = 1; size <= kMaxRanks; ++size) on_size(size, body);
+}
+/// Runs `body` on so many ranks that small parts are gathered and summed in rounds.
+void on_many_ranks(const std::function<void(ProcessGroup&)>& body) {
+  for (const int size : {17, 24, 32}) on_size(size, body);
 }
 
 /// Sizes below and above one piece of a sum and the limit of one round. They include odd sizes, one and zero.
-const std::int64_t kCounts[] = {0, 1, 7, 1000, 4096, 4097, 70'001, 400'003};
+const std::vector<std::int64_t> kCounts = {0, 1, 7, 1000, 4096, 4097, 70'001, 400'003};
+/// Sizes below and above the limit of rounds.
+const std::vector<std::int64_t> kCountsOfMany = {0, 1, 7, 1024, 1025};
 
 TEST(ProcessGroup, AllGather) {
-  on_all_sizes([](ProcessGroup& group) {
-    for (const std::int64_t count : kCounts) {
+  const auto body = [](ProcessGroup& group) {
+    for (const std::int64_t count : group.size() <= kMaxRanks ? kCounts : kCountsOfMany) {
       Arena arena(1 << 24);
       const Tensor in = floats(arena, count), out = floats(arena, count * group.size());
       fill(in, group.rank());
@@ -77,12 +84,14 @@ TEST(ProcessGroup, AllGather) {
         }
       }
     }
-  });
+  };
+  on_all_sizes(body);
+  on_many_ranks(body);
 }
 
 TEST(ProcessGroup, ReduceScatter) {
-  on_all_sizes([](ProcessGroup& group) {
-    for (const std::int64_t count : kCounts) {
+  const auto body = [](ProcessGroup& group) {
+    for (const std::int64_t count : group.size() <= kMaxRanks ? kCounts : kCountsOfMany) {
       Arena arena(1 << 24);
       const Tensor in = floats(arena, count * group.size()), out = floats(arena, count);
       fill(in, group.rank());
@@ -96,7 +105,9 @@ TEST(ProcessGroup, ReduceScatter) {
         ASSERT_EQ(out.data<float>()[i], 2.0f * sum_at(group.size(), group.rank() * count + i)) << i;
       }
     }
-  });
+  };
+  on_all_sizes(body);
+  on_many_ranks(body);
 }
 
 TEST(ProcessGroup, AllReduce) {
@@ -310,6 +321,14 @@ TEST(ProcessGroup, SmallOperationsSendFewMessagesPerRank) {
       group.all_reduce(x, "test").wait();
       expect_few("all-reduce of a small tensor", rounds);
       EXPECT_EQ(numbers[4], static_cast<float>(sum_of_ranks));
+      // Few ranks send to all others, in one round.
+      std::vector<float> parts(static_cast<std::size_t>(size), static_cast<float>(rank));
+      const Tensor in(parts.data(), {size}, DType::kFloat32, Device::kCpu);
+      group.reduce_scatter(in, x.rows(0, 1), Write::kAssign, "test").wait();
+      expect_few("reduce-scatter of a small tensor", size > 16 ? rounds : size - 1);
+      group.all_gather(x.rows(0, 1), in, "test").wait();
+      expect_few("all-gather of a small tensor", size > 16 ? rounds : size - 1);
+      EXPECT_EQ(parts[static_cast<std::size_t>(size) - 1], static_cast<float>(sum_of_ranks));
       for (const int root : {0, 1, size - 1}) {
         std::ranges::fill(numbers, static_cast<float>(rank));
         group.broadcast(x, root, "test").wait();

@@ -11,13 +11,14 @@ namespace tessera::cpu {
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write);
 
-/// Holds the sizes of the parts of c. They follow from the product's size alone, so results do not depend on the number
-/// of threads.
+/// Holds the sizes of the parts of c. They follow from the sizes of the products that are computed together, so results
+/// do not depend on the number of threads.
 struct GemmParts {
   std::int64_t rows, columns;
   std::int64_t num_row_parts, num_column_parts;
 
-  GemmParts(std::int64_t m, std::int64_t n, bool transpose_a);
+  /// There are `num_products` products of about this size.
+  GemmParts(std::int64_t m, std::int64_t n, bool transpose_a, std::int64_t num_products);
   std::int64_t count() const { return num_row_parts * num_column_parts; }
 };
 

@@ -7,18 +7,28 @@ namespace {
 /// The largest size of a part. Its packed operands fit into the L2 cache.
 constexpr std::int64_t kRows = 256, kColumns = 128;
 /// A transposed left operand costs more to pack. So wider parts share it, if there are enough of them.
-constexpr std::int64_t kWideColumns = 2 * kColumns, kEnoughParts = 8;
+constexpr std::int64_t kWideColumns = 2 * kColumns;
+/// With fewer parts, threads would wait for the last ones. So a small product is cut into smaller parts, but not below
+/// these sizes: each part packs its operands anew.
+constexpr std::int64_t kEnoughParts = 12, kLeastRows = 128, kLeastColumns = 64;
+/// Parts are a multiple of this many columns wide, so that they have whole panels (ops/cpu/block_gemm.inc).
+constexpr std::int64_t kColumnStep = 32;
 
 std::int64_t num_parts(std::int64_t size, std::int64_t most) { return (size + most - 1) / most; }
 
 }  // namespace
 
-GemmParts::GemmParts(std::int64_t m, std::int64_t n, bool transpose_a)
-    : num_row_parts(std::max<std::int64_t>(num_parts(m, kRows), 1)) {
-  const bool wide = transpose_a && num_row_parts * num_parts(n, kWideColumns) >= kEnoughParts;
-  columns = std::min(n, wide ? kWideColumns : kColumns);
-  num_column_parts = num_parts(n, columns);
-  rows = num_parts(m, num_row_parts);  // All parts have about the same height.
+GemmParts::GemmParts(std::int64_t m, std::int64_t n, bool transpose_a, std::int64_t num_products) {
+  num_row_parts = std::max<std::int64_t>(num_parts(m, kRows), 1);
+  const bool wide = transpose_a && num_products * num_row_parts * num_parts(n, kWideColumns) >= kEnoughParts;
+  num_column_parts = std::max<std::int64_t>(num_parts(n, wide ? kWideColumns : kColumns), 1);
+  const auto too_few = [&] { return num_products * count() < kEnoughParts; };
+  while (too_few() && m >= (num_row_parts + 1) * kLeastRows) ++num_row_parts;
+  while (too_few() && n >= (num_column_parts + 1) * kLeastColumns) ++num_column_parts;
+  // All parts have about the same size.
+  rows = num_parts(m, num_row_parts);
+  columns = std::min(n, num_parts(num_parts(n, num_column_parts), kColumnStep) * kColumnStep);
+  num_column_parts = num_parts(n, columns);  // Wider ones may be fewer.
 }
 
 Gemm largest_part(Gemm product, const GemmParts& parts) {
@@ -55,7 +65,7 @@ void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tenso
                      .element_a = element_of(a.dtype()),
                      .element_b = element_of(b.dtype()),
                      .element_c = element_of(c.dtype())};
-  const GemmParts parts(product.m, product.n, transpose_a);
+  const GemmParts parts(product.m, product.n, transpose_a, 1);
   const ThreadScratch scratch(context, kernels().gemm_scratch(largest_part(product, parts)));
   if (context.measuring()) return;
   parallel_for(parts.count(), [&](std::int64_t idx) { kernels().gemm(part_of(product, parts, idx), scratch.mine()); });

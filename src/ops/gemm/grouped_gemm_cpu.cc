@@ -47,10 +47,10 @@ void run_grouped_gemm(const Context& context, GroupedKind kind, const Tensor& x_
   const std::int64_t num_experts = (of_rows ? w_or_x : out).dim(0);
   const std::int64_t num_rows = x_or_dy.dim(kind == GroupedKind::kWgradOfColumns ? 1 : 0);
   TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {num_experts + 1});
-  // The number of an expert's rows is not known in advance, so each part takes all of them.
   const Gemm all = product_of_expert(kind, x_or_dy, w_or_x, out, 0, 0, num_rows);
-  GemmParts parts(all.m, all.n, all.transpose_a);
-  if (of_rows) parts.rows = all.m, parts.num_row_parts = 1;
+  // The number of an expert's rows is not known in advance, so each part takes all of them.
+  GemmParts parts(of_rows ? 1 : all.m, all.n, all.transpose_a, num_experts);
+  if (of_rows) parts.rows = all.m;
   const ThreadScratch scratch(context, kernels().gemm_scratch(largest_part(all, parts)));
   if (context.measuring()) return;
   const std::int32_t* offsets = offsets_E1.data<std::int32_t>();

@@ -39,14 +39,14 @@ struct Probe {
   bool has_variants;  // is trained in the variants too
 };
 constexpr Probe kProbes[] = {
-    {64, 160, 64, 2, 2, 32, 32, 0, 32, 4, 2, 512, 4, 64, true, false},
+    {96, 160, 64, 2, 3, 32, 32, 0, 32, 4, 2, 512, 4, 64, true, false},
     {128, 352, 96, 3, 4, 32, 32, 64, 64, 8, 2, 1024, 2, 256, false, true},
-    {192, 512, 128, 2, 4, 48, 32, 0, 96, 4, 1, 2048, 4, 128, false, false},
+    {192, 512, 128, 2, 5, 48, 32, 0, 96, 4, 1, 2048, 4, 128, false, false},
     {256, 704, 192, 3, 4, 64, 32, 128, 128, 8, 3, 2048, 4, 256, true, true},
     {256, 640, 160, 2, 8, 32, 32, 0, 128, 16, 4, 4096, 1, 2048, true, false},
-    {384, 1024, 256, 2, 6, 64, 32, 192, 192, 8, 2, 4096, 2, 512, false, false},
+    {352, 992, 256, 2, 7, 64, 32, 192, 192, 8, 2, 4096, 2, 512, false, false},
     {512, 1376, 352, 2, 8, 64, 32, 256, 256, 8, 3, 8192, 2, 256, true, false},
-    {512, 1024, 192, 3, 8, 64, 32, 0, 256, 16, 2, 2048, 4, 512, false, false},
+    {480, 1120, 192, 3, 6, 64, 32, 0, 224, 16, 2, 2048, 4, 448, false, false},
 };
 /// For a GPU of 80 GB: layers of the 16B and the 671B model among smaller ones.
 constexpr Probe kGpuProbes[] = {
@@ -220,7 +220,9 @@ Calibration calibrate(const CalibrateOptions& options) {
   if (options.world != nullptr && options.world->size() > 1) {
     const std::int64_t num_ranks = options.world->size();
     for (const JobConfig& config : calibration_models_of_ranks(num_ranks)) {
-      const auto mesh = std::make_shared<Mesh>(*options.world, resolve(config.mesh_degrees(), num_ranks));
+      const MeshDegrees degrees = resolve(config.mesh_degrees(), num_ranks);
+      const bool has_mesh = models.back().mesh->degrees == degrees;  // groups take messages of all ranks
+      const auto mesh = has_mesh ? models.back().mesh : std::make_shared<Mesh>(*options.world, degrees);
       models.push_back({config, mesh, {}, {}, {}});
     }
   }
