@@ -21,7 +21,10 @@ constexpr int kManyRanksPerCore = 4;  // more than these are many
 /// A sleep lasts this part of the wait so far, within the two limits.
 constexpr int kPartOfWait = 16;
 constexpr std::chrono::microseconds kShortestPause{50}, kLongestPause{1000};
-constexpr std::chrono::milliseconds kBetweenChecksOfPeers{100};
+/// How often a wait checks its timeout and the other ranks. Ranks with a bell are threads of one process. None of them
+/// dies alone, and there may be thousands, so they check less often if their timeout allows it.
+constexpr std::chrono::milliseconds kBetweenChecks{100}, kBetweenChecksWithBell{500};
+constexpr int kChecksOfTimeout = 20;
 /// A wait polls many times in this period, so a longer gap means that this process did not run.
 constexpr std::chrono::seconds kLongestGap{1};
 /// How long an abandoned operation may go on. All ranks have failed alike, so either all have started it, or it never
@@ -136,7 +139,7 @@ void Progress::wait(Operation& operation) {
     seen = bell_->count();
     return done(operation);
   };
-  const auto pause = [&](Clock::duration) { bell_->wait_for(seen, kBetweenChecksOfPeers); };
+  const auto pause = [&](Clock::duration) { bell_->wait_for(seen, between_checks()); };
   const Waiting waiting(*this);
   keep_polling(operation.name(), operation.event_, poll, pause, missing, {});
 }
@@ -188,6 +191,12 @@ std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Cl
   return late(name, waiting_for + missing);
 }
 
+Clock::duration Progress::between_checks() const {
+  if (bell_ == nullptr) return kBetweenChecks;
+  const Seconds part = std::clamp<Seconds>(timeout_ / kChecksOfTimeout, kBetweenChecks, kBetweenChecksWithBell);
+  return std::chrono::duration_cast<Clock::duration>(part);
+}
+
 void Progress::pause_between_polls(Clock::duration waited) const {
   const Clock::duration spin = many_share_cores(board_) ? Clock::duration::zero() : Clock::duration(kSpin);
   if (waited < spin) return std::this_thread::yield();
@@ -210,7 +219,7 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
   while (!poll()) {
     const Clock::time_point now = Clock::now();
     pause(now - begin);
-    if (now - checked < kBetweenChecksOfPeers) continue;
+    if (now - checked < between_checks()) continue;
     checked = now;
     if (position) {
       const std::uint64_t before = std::exchange(seen, position());
@@ -258,7 +267,7 @@ void Progress::start_watching() {
 void Progress::watch() {
   std::unique_lock lock(watch_.mutex);
   std::int64_t looked = monotonic_ns();
-  while (!watch_.changes.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
+  while (!watch_.changes.wait_for(lock, between_checks(), [this] { return ending_; })) {
     if (!watch_.call && !failure_handler_) {  // nobody would learn of what it finds
       watch_.is_idle = true;
       watch_.changes.wait(lock, [this] { return ending_ || watch_.call || failure_handler_; });
@@ -285,7 +294,7 @@ std::optional<RankFailure> Progress::failure_of_call() {
   if (!watch_.call) return std::nullopt;
   Call& call = *watch_.call;
   const Clock::duration elapsed = call.clock.elapsed();
-  if (elapsed < kBetweenChecksOfPeers) return std::nullopt;
+  if (elapsed < between_checks()) return std::nullopt;
   if (board_ != nullptr) {
     if (!call.is_on_board) board_->set_operation(call.name);
     call.is_on_board = true;

@@ -145,6 +145,7 @@ class Progress {
                     const std::function<void(WaitClock::Clock::duration)>& pause,
                     const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position);
   /// Yields the core, or sleeps, by how long a wait has lasted.
+  WaitClock::Clock::duration between_checks() const;
   void pause_between_polls(WaitClock::Clock::duration waited) const;
   /// Returns why a wait that has lasted this long must end, or nullopt if it may go on.
   std::optional<RankFailure> failure_of_wait(const std::string& name, WaitClock::Clock::duration elapsed,

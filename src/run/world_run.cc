@@ -20,6 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kRanksPerNode = 8;
+/// Larger worlds have replicas, as real runs do. Shards of fewer numbers would be padding.
+constexpr int kMostInReplica = 1024;
 
 constexpr const char* kTinyRun = R"(
 [model.args]
@@ -102,6 +104,8 @@ class Phases {
 
 WorldRun run_world(int num_ranks, const fs::path& folder, const WrapTransport& wrap) {
   require(num_ranks >= 8 && num_ranks % 8 == 0, "a world of {} ranks; expected a multiple of 8", num_ranks);
+  require(num_ranks <= kMostInReplica || num_ranks % kMostInReplica == 0,
+          "a world of {} ranks; above {}, expected a multiple of that", num_ranks, kMostInReplica);
   create_folder(folder);
   const auto num_sequences = static_cast<std::size_t>(num_ranks) * 2;
   write_whole_file(folder / "text.txt", std::string(64 * num_sequences + 4096, 'x'));
@@ -114,6 +118,7 @@ WorldRun run_world(int num_ranks, const fs::path& folder, const WrapTransport& w
   JobConfig config = parse_job_config(kTinyRun);
   config.training.dataset_path = (folder / "dataset").string();
   config.job.dump_folder = (folder / "run").string();
+  config.parallelism.data_parallel_replicate_degree = (num_ranks + kMostInReplica - 1) / kMostInReplica;
 
   WorldRun run;
   run.num_ranks = num_ranks;

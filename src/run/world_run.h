@@ -39,7 +39,8 @@ struct WorldRun {
 /// Wraps the transport of every rank. What it sends is counted.
 using WrapTransport = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
 
-/// Starts a run of num_ranks ranks (a multiple of 8), takes one step, saves, and resumes. `folder` must be empty.
+/// Starts a run of num_ranks ranks, takes one step, saves, and resumes. The number is a multiple of 8, and above 1024 a
+/// multiple of 1024: each 1024 ranks are a replica. `folder` must be empty.
 WorldRun run_world(int num_ranks, const std::filesystem::path& folder, const WrapTransport& wrap = {});
 
 /// Returns the phases in which the number of ranks to which a rank sends grows faster than the logarithm of the world:

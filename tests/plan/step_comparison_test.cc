@@ -6,6 +6,7 @@
 #include "config/job_config.h"
 #include "device/cuda.h"
 #include "plan/measure/random_steps.h"
+#include "tests/comm/ranks.h"
 #include "tests/step/small_model.h"
 
 namespace tessera {
@@ -49,6 +50,20 @@ void check_times_on(Device device) {
 }
 
 TEST(StepComparison, OperatorsAreTimedOnACpu) { check_times_on(Device::kCpu); }
+
+// On CPUs the standard backend receives as many rows as were sent, so the operands of steps differ.
+TEST(StepComparison, OperatorsAreTimedOverRanksThatExchangeRows) {
+  const JobConfig config = parse_job_config(
+      kSmallModel, {"--training.local_batch_size=2", "--training.seq_len=64", "--parallelism.expert_parallel_degree=2",
+                    "--parallelism.expert_parallel_comm_backend=standard"});
+  comm_test::with_ranks(2, [&](ProcessGroup& world) {
+    const auto mesh = std::make_shared<Mesh>(world, resolve(config.mesh_degrees(), 2));
+    TrainingStep step(config, mesh, Device::kCpu);
+    step.allocate();
+    RandomSteps steps(step, config, *mesh);
+    EXPECT_GT(steps.time_operators(4).operators.size(), 100u);
+  });
+}
 
 TEST(StepComparison, OperatorsAreTimedOnAGpu) {
   if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();

@@ -401,7 +401,7 @@ int bench_world(WorldOptions options) {
 void add_world_command(CLI::App& parent, int& status) {
   auto options = std::make_shared<WorldOptions>();
   CLI::App* command = parent.add_subcommand("world", "Count what the ranks of a large world send");
-  command->add_option("--ranks", options->ranks, "Numbers of ranks, each a multiple of 8: 64,256")->delimiter(',');
+  command->add_option("--ranks", options->ranks, "Numbers of ranks: 64,1024,4096")->delimiter(',');
   command->add_option("--json", options->json, "Write the counts to this file too, a line of JSON per world");
   command->footer(
       "Ranks are threads of this process, with a tiny model and the trainer, groups and checkpoints of a real run.\n"

@@ -194,6 +194,7 @@ std::vector<JobConfig> calibration_models_of_ranks(std::int64_t num_ranks) {
     for (const Overrides& precision : precisions(Device::kCpu)) {
       const Overrides over_ranks = {fmt::format("--parallelism.expert_parallel_degree={}", num_ranks),
                                     "--parallelism.expert_parallel_comm_backend=standard",
+                                    "--debug.moe_force_load_balance=true",  // else steps have different rows
                                     fmt::format("--training.global_batch_size={}", probe.batch * num_ranks)};
       models.push_back(config_of(probe, joined(precision, over_ranks)));
     }

@@ -31,6 +31,7 @@ class RandomSteps {
   };
   /// Makes steps, and returns the median of each time. On a GPU, whose kernels CUPTI times, a step is timed and then
   /// its operators in another one, and each comes after a step that keeps the GPU busy. No step may have been started.
+  /// Operands are those of the first step: with the standard backend on CPUs, steps differ in the rows of experts.
   /// Throws Error if there is no CUPTI.
   Timed time_operators(int num_steps);
 
