@@ -144,8 +144,9 @@ class Progress {
   void keep_polling(const std::string& name, std::uint64_t event, const std::function<bool()>& poll,
                     const std::function<void(WaitClock::Clock::duration)>& pause,
                     const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position);
-  /// Yields the core, or sleeps, by how long a wait has lasted.
+  /// Returns how long a wait goes on before it checks its timeout and the other ranks again.
   WaitClock::Clock::duration between_checks() const;
+  /// Yields the core, or sleeps, by how long a wait has lasted.
   void pause_between_polls(WaitClock::Clock::duration waited) const;
   /// Returns why a wait that has lasted this long must end, or nullopt if it may go on.
   std::optional<RankFailure> failure_of_wait(const std::string& name, WaitClock::Clock::duration elapsed,

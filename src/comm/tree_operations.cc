@@ -22,12 +22,11 @@ std::vector<int> children_of(int rank, int size) {
 }  // namespace
 
 GatherInRounds::GatherInRounds(std::string name, Transport& transport, int tag, std::span<const std::byte> own)
-    : Operation(std::move(name)),
+    : Exchange(std::move(name), transport),
       transport_(transport),
       tag_(tag),
       part_bytes_(own.size()),
-      parts_(own.size() * static_cast<std::size_t>(transport.size())),
-      messages_(transport) {
+      parts_(own.size() * static_cast<std::size_t>(transport.size())) {
   std::ranges::copy(own, parts_.begin());
   start_round();
 }
@@ -36,14 +35,14 @@ void GatherInRounds::start_round() {
   const int size = transport_.size(), distance = static_cast<int>(num_parts_);
   if (distance >= size) return;
   const std::size_t count = std::min(num_parts_, static_cast<std::size_t>(size) - num_parts_);
-  messages_.send(parts_.data(), count * part_bytes_, (transport_.rank() - distance + size) % size, tag_);
-  messages_.receive(parts_.data() + num_parts_ * part_bytes_, count * part_bytes_,
-                    (transport_.rank() + distance) % size, tag_);
+  messages.send(parts_.data(), count * part_bytes_, (transport_.rank() - distance + size) % size, tag_);
+  messages.receive(parts_.data() + num_parts_ * part_bytes_, count * part_bytes_, (transport_.rank() + distance) % size,
+                   tag_);
   num_parts_ += count;
 }
 
 bool GatherInRounds::advance() {
-  while (messages_.test()) {
+  while (messages.test()) {
     if (num_parts_ == static_cast<std::size_t>(transport_.size())) return true;
     start_round();
   }
@@ -56,12 +55,11 @@ std::span<const std::byte> GatherInRounds::part(int rank) const {
 }
 
 ExchangeInRounds::ExchangeInRounds(std::string name, Transport& transport, int tag, std::span<const std::byte> own)
-    : Operation(std::move(name)),
+    : Exchange(std::move(name), transport),
       transport_(transport),
       tag_(tag),
       part_bytes_(own.size() / static_cast<std::size_t>(transport.size())),
-      parts_(own.size()),
-      messages_(transport) {
+      parts_(own.size()) {
   // Part 0 is that of this rank.
   std::ranges::rotate_copy(own, own.begin() + transport.rank() * static_cast<std::ptrdiff_t>(part_bytes_),
                            parts_.begin());
@@ -69,10 +67,9 @@ ExchangeInRounds::ExchangeInRounds(std::string name, Transport& transport, int t
 }
 
 template <typename Body>
-void ExchangeInRounds::for_parts(const Body& body) const {
-  std::size_t number = 0;
+void ExchangeInRounds::for_moving_parts(const Body& body) {
   for (int i = distance_; i < transport_.size(); ++i) {
-    if ((i & distance_) != 0) body(static_cast<std::size_t>(i), number++);
+    if ((i & distance_) != 0) body(std::span(parts_).subspan(static_cast<std::size_t>(i) * part_bytes_, part_bytes_));
   }
 }
 
@@ -80,20 +77,19 @@ void ExchangeInRounds::start_round() {
   const int size = transport_.size();
   if (distance_ >= size) return;
   sent_.clear();
-  for_parts([&](std::size_t i, std::size_t) {
-    const auto part = parts_.begin() + static_cast<std::ptrdiff_t>(i * part_bytes_);
-    sent_.insert(sent_.end(), part, part + static_cast<std::ptrdiff_t>(part_bytes_));
-  });
+  for_moving_parts([&](std::span<std::byte> part) { sent_.insert(sent_.end(), part.begin(), part.end()); });
   received_.resize(sent_.size());
-  messages_.send(sent_.data(), sent_.size(), (transport_.rank() + distance_) % size, tag_);
-  messages_.receive(received_.data(), received_.size(), (transport_.rank() - distance_ + size) % size, tag_);
+  messages.send(sent_.data(), sent_.size(), (transport_.rank() + distance_) % size, tag_);
+  messages.receive(received_.data(), received_.size(), (transport_.rank() - distance_ + size) % size, tag_);
 }
 
 bool ExchangeInRounds::advance() {
-  while (messages_.test()) {
+  while (messages.test()) {
     if (distance_ >= transport_.size()) return true;
-    for_parts([&](std::size_t i, std::size_t number) {
-      std::memcpy(parts_.data() + i * part_bytes_, received_.data() + number * part_bytes_, part_bytes_);
+    const std::byte* next = received_.data();
+    for_moving_parts([&](std::span<std::byte> part) {
+      std::memcpy(part.data(), next, part.size());
+      next += part.size();
     });
     distance_ *= 2;
     start_round();
@@ -107,40 +103,40 @@ std::span<const std::byte> ExchangeInRounds::part_from(int rank) const {
 }
 
 TreeBroadcast::TreeBroadcast(std::string name, Transport& transport, int tag, int root, std::span<std::byte> data)
-    : Operation(std::move(name)), transport_(transport), tag_(tag), root_(root), data_(data), messages_(transport) {
+    : Exchange(std::move(name), transport), transport_(transport), tag_(tag), root_(root), data_(data) {
   const int size = transport.size(), rank = (transport.rank() - root + size) % size;
-  if (rank > 0) messages_.receive(data.data(), data.size(), (parent_of(rank) + root) % size, tag);
+  if (rank > 0) messages.receive(data.data(), data.size(), (parent_of(rank) + root) % size, tag);
 }
 
 bool TreeBroadcast::advance() {
-  if (!messages_.test()) return false;
+  if (!messages.test()) return false;
   if (!std::exchange(has_passed_on_, true)) {
     const int size = transport_.size(), rank = (transport_.rank() - root_ + size) % size;
     for (const int child : children_of(rank, size)) {
-      messages_.send(data_.data(), data_.size(), (child + root_) % size, tag_);
+      messages.send(data_.data(), data_.size(), (child + root_) % size, tag_);
     }
   }
-  return messages_.test();
+  return messages.test();
 }
 
 TreeAllReduce::TreeAllReduce(std::string name, Transport& transport, int tag, std::span<double> x)
-    : Operation(std::move(name)), transport_(transport), tag_(tag), x_(x), messages_(transport) {
+    : Exchange(std::move(name), transport), transport_(transport), tag_(tag), x_(x) {
   const std::vector<int> children = children_of(transport.rank(), transport.size());
   received_.resize(children.size() * x.size());
   for (std::size_t i = 0; i < children.size(); ++i) {
-    messages_.receive(reinterpret_cast<std::byte*>(&received_[i * x.size()]), x.size_bytes(), children[i], tag);
+    messages.receive(reinterpret_cast<std::byte*>(&received_[i * x.size()]), x.size_bytes(), children[i], tag);
   }
 }
 
 bool TreeAllReduce::advance() {
   const std::span<std::byte> bytes = std::as_writable_bytes(x_);
   if (!broadcast_) {
-    if (!messages_.test()) return false;
+    if (!messages.test()) return false;
     if (!std::exchange(is_added_, true)) {
       for (std::size_t i = 0; i < received_.size(); ++i) x_[i % x_.size()] += received_[i];
       const int rank = transport_.rank();
-      if (rank > 0) messages_.send(bytes.data(), bytes.size(), parent_of(rank), tag_);
-      if (!messages_.test()) return false;
+      if (rank > 0) messages.send(bytes.data(), bytes.size(), parent_of(rank), tag_);
+      if (!messages.test()) return false;
     }
     broadcast_ = std::make_unique<TreeBroadcast>(name(), transport_, tag_, 0, bytes);
   }

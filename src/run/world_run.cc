@@ -118,7 +118,7 @@ WorldRun run_world(int num_ranks, const fs::path& folder, const WrapTransport& w
   JobConfig config = parse_job_config(kTinyRun);
   config.training.dataset_path = (folder / "dataset").string();
   config.job.dump_folder = (folder / "run").string();
-  config.parallelism.data_parallel_replicate_degree = (num_ranks + kMostInReplica - 1) / kMostInReplica;
+  config.parallelism.data_parallel_replicate_degree = std::max(1, num_ranks / kMostInReplica);
 
   WorldRun run;
   run.num_ranks = num_ranks;

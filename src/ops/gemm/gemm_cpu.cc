@@ -21,7 +21,7 @@ std::int64_t num_parts(std::int64_t size, std::int64_t most) { return (size + mo
 GemmParts::GemmParts(std::int64_t m, std::int64_t n, bool transpose_a, std::int64_t num_products) {
   num_row_parts = std::max<std::int64_t>(num_parts(m, kRows), 1);
   const bool wide = transpose_a && num_products * num_row_parts * num_parts(n, kWideColumns) >= kEnoughParts;
-  num_column_parts = std::max<std::int64_t>(num_parts(n, wide ? kWideColumns : kColumns), 1);
+  num_column_parts = num_parts(n, wide ? kWideColumns : kColumns);
   const auto too_few = [&] { return num_products * count() < kEnoughParts; };
   while (too_few() && m >= (num_row_parts + 1) * kLeastRows) ++num_row_parts;
   while (too_few() && n >= (num_column_parts + 1) * kLeastColumns) ++num_column_parts;
