@@ -47,7 +47,7 @@ MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 SOURCES = {
     "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/direct/*.cu*", "src/ep/direct/gpu_*",
                "src/device/cuda*",
-               "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_*", "tests/ops/parity.h"],
+               "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h"],
     "steps": [*KERNELS, *MODEL, "bench/gpu.py"],
     "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/gemm/grouped_gemm_cuda.cu",
                 "src/ops/gemm/quantized_gemm_cuda.cu",

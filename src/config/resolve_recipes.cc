@@ -57,7 +57,7 @@ SitePrecision precision_of(const RecipeOptions& options, const std::string& sect
             section);
     site.fprop = site.dgrad = site.wgrad = Precision::kFp8Blockwise;
     site.activation = {.scale_type = mx::ScaleType::kFloat32, .along = mx::kWideBlock};
-    site.weight = site.activation;
+    site.wgrad_input = site.weight = site.activation;
     site.weight.across = mx::kWideBlock;
     return site;
   }
@@ -69,6 +69,8 @@ SitePrecision precision_of(const RecipeOptions& options, const std::string& sect
   if (options.block_shape == BlockChoice::k128x128) {
     site.activation.along = site.weight.along = site.weight.across = mx::kWideBlock;
   }
+  site.wgrad_input = site.activation;
+  if (options.block_shape == BlockChoice::k128x128) site.wgrad_input.across = mx::kWideBlock;
   return site;
 }
 

@@ -28,12 +28,11 @@ std::int64_t rows_in_use(const LayerContext& context, const Tensor& offsets_E1) 
 }  // namespace
 
 OperandForms OperandForms::operator|(const OperandForms& other) const {
-  const bool quantizes = rows || columns, other_quantizes = other.rows || other.columns;
-  TESSERA_CHECK(!quantizes || !other_quantizes || format == other.format);
-  return {.plain = plain || other.plain,
-          .rows = rows || other.rows,
-          .columns = columns || other.columns,
-          .format = quantizes ? format : other.format};
+  const auto join = [](const std::optional<mx::Format>& a, const std::optional<mx::Format>& b) {
+    TESSERA_CHECK(!a || !b || *a == *b);
+    return a ? a : b;
+  };
+  return {.plain = plain || other.plain, .rows = join(rows, other.rows), .columns = join(columns, other.columns)};
 }
 
 GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, const OperandForms& forms,
@@ -41,10 +40,10 @@ GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, co
   const auto allocate = [&](Shape s, DType dtype) { return context.allocate(s, dtype); };
   GemmOperand operand;
   if (forms.plain) operand.plain = have.plain.defined() ? have.plain : context.allocate(shape);
-  if (forms.rows) operand.rows = have.rows.defined() ? have.rows : allocate_quantized(shape, forms.format, allocate);
+  if (forms.rows) operand.rows = have.rows.defined() ? have.rows : allocate_quantized(shape, *forms.rows, allocate);
   if (forms.columns) {
     operand.columns =
-        have.columns.defined() ? have.columns : allocate_quantized(mx::transposed(shape), forms.format, allocate);
+        have.columns.defined() ? have.columns : allocate_quantized(mx::transposed(shape), *forms.columns, allocate);
   }
   return operand;
 }
@@ -60,19 +59,19 @@ GemmOperand quantized_operand(const LayerContext& context, const Tensor& x, cons
 
 InputForms GemmSite::product_forms(const LayerContext& context) const {
   const SitePrecision& precision = context.precision(id_);
-  const bool high_forward = is_high(precision.fprop), high_wgrad = is_high(precision.wgrad);
-  return {.forward = {.plain = high_forward || context.probe != nullptr,
-                      .rows = !high_forward,
-                      .format = precision.activation},
-          .wgrad = {.plain = high_wgrad, .columns = !high_wgrad, .format = precision.activation}};
+  InputForms forms{.forward = {.plain = is_high(precision.fprop) || context.probe != nullptr},
+                   .wgrad = {.plain = is_high(precision.wgrad)}};
+  if (!is_high(precision.fprop)) forms.forward.rows = precision.activation;
+  if (!is_high(precision.wgrad)) forms.wgrad.columns = precision.wgrad_input;
+  return forms;
 }
 
 OperandForms GemmSite::gradient_forms(const LayerContext& context) const {
   const SitePrecision& precision = context.precision(id_);
-  return {.plain = is_high(precision.dgrad) || is_high(precision.wgrad) || context.probe != nullptr,
-          .rows = !is_high(precision.dgrad),
-          .columns = !is_high(precision.wgrad),
-          .format = precision.activation};
+  OperandForms forms{.plain = is_high(precision.dgrad) || is_high(precision.wgrad) || context.probe != nullptr};
+  if (!is_high(precision.dgrad)) forms.rows = precision.activation;
+  if (!is_high(precision.wgrad)) forms.columns = precision.activation;
+  return forms;
 }
 
 std::int64_t GemmSite::row_alignment(const QuantizedWeights& quantized) const {
@@ -87,7 +86,7 @@ void GemmSite::observe_forward(const LayerContext& context, const GemmOperand& x
   probe->observe(context.op, id_, SiteProbe::Role::kInput, x.plain, quantizes ? x.rows : mx::Quantized(),
                  rows_in_use(context, offsets_E1));
   const ArenaScope scope(*context.op.arena);
-  const Tensor w = context.weight(id_);
+  const Tensor w = context.model->parameters->rounded_weight(context.op, id_);
   mx::Quantized rows;
   if (quantizes) rows = context.model->quantized->weight(id_).rows;
   if (quantizes && !rows.defined()) {  // products read it wide

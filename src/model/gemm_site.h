@@ -3,6 +3,7 @@
 // ranks. A layer asks a site for the forms, has its operators write them, and multiplies.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,10 @@ namespace tessera {
 
 /// Says which forms of a matrix its GEMMs read: plain, quantized along rows, quantized along columns.
 struct OperandForms {
-  bool plain = false, rows = false, columns = false;
-  mx::Format format{};  // of rows and columns
+  bool plain = false;
+  std::optional<mx::Format> rows = std::nullopt, columns = std::nullopt;
 
-  /// Returns the forms of both sides. If both are quantized, their formats must be equal.
+  /// Returns the forms of both sides. A form that both have must have one format.
   OperandForms operator|(const OperandForms& other) const;
 };
 

@@ -170,6 +170,12 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
 
 void Model::set_precisions(const Context& op, PrecisionTable table) {
   quantized_ = QuantizedWeights(op, parameters_, std::move(table), options_.keep_quantized);
+  std::vector<ParamId> unread = quantized_.kept();  // by layers, but for the quantized form
+  std::erase_if(unread, [&](ParamId id) {
+    const SitePrecision& site = quantized_.precision(id);
+    return site.fprop == Precision::kHigh || site.dgrad == Precision::kHigh;
+  });
+  parameters_.leave_unrounded(unread);
   renew_dispatcher();
 }
 

@@ -5,13 +5,6 @@
 #include <utility>
 
 namespace tessera {
-namespace {
-
-std::int64_t align_up(std::int64_t count) {
-  return (count + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers;
-}
-
-}  // namespace
 
 ParameterTable::ParameterTable(std::shared_ptr<Mesh> mesh)
     : mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()) {}
@@ -28,7 +21,7 @@ ParamId ParameterTable::add(ParamSpec spec) {
                      .bucket = static_cast<std::size_t>(bucket - buckets_.begin()),
                      .offset = bucket->size,
                      .local = slice(id).local()});
-  bucket->size += align_up(places_[id].local.num_elements());
+  bucket->size += aligned_count(places_[id].local.num_elements());
   lay_out_last_unit();
   return id;
 }
@@ -46,7 +39,7 @@ void ParameterTable::lay_out_last_unit() {
   unit_size = 0;
   for (; bucket != buckets_.end(); ++bucket) {
     const std::int64_t ranks = group(*bucket).size();
-    bucket->shard_size = align_up((bucket->size + ranks - 1) / ranks);
+    bucket->shard_size = aligned_count((bucket->size + ranks - 1) / ranks);
     bucket->flat_offset = flat_size_;
     flat_size_ += bucket->shard_size;
     bucket->slot_offset = unit_size;
@@ -56,7 +49,7 @@ void ParameterTable::lay_out_last_unit() {
 
 ParamId ParameterTable::add_buffer(std::string name, Shape shape) {
   buffer_offsets_.push_back(buffers_size_);
-  buffers_size_ += align_up(shape.num_elements());
+  buffers_size_ += aligned_count(shape.num_elements());
   buffer_specs_.push_back({.name = std::move(name), .shape = shape, .init = {}});
   return buffer_specs_.size() - 1;
 }

@@ -147,5 +147,9 @@ class ParameterTable {
 /// Parameters and shards start at multiples of this many numbers. So both the float32 and the bfloat16 views are
 /// aligned.
 inline constexpr std::int64_t kAlignmentInNumbers = kAlignment / sizeof(BFloat16);
+/// Returns `count` rounded up to such a multiple.
+constexpr std::int64_t aligned_count(std::int64_t count) {
+  return (count + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers;
+}
 
 }  // namespace tessera

@@ -98,7 +98,23 @@ Tensor Parameters::master(ParamId id) const {
   return master_shard(id).reshape(local_shape(id));
 }
 
+void Parameters::leave_unrounded(std::span<const ParamId> ids) {
+  is_unrounded_.assign(size(), false);
+  for (const ParamId id : ids) {
+    TESSERA_CHECK(!sharded(id), "{}", spec(id).name);
+    is_unrounded_[id] = true;
+  }
+}
+
+Tensor Parameters::rounded_weight(const Context& op, ParamId id) const {
+  if (!is_unrounded(id)) return weight(id);
+  const Tensor copy = local(weights(), compute_, id);
+  convert(op, master(id), copy);
+  return copy;
+}
+
 Tensor Parameters::weight(ParamId id) const {
+  TESSERA_CHECK(!is_unrounded(id), "{}", spec(id).name);
   return sharded(id) ? slots_.weight(id, compute_) : local(weights(), compute_, id);
 }
 

@@ -57,8 +57,13 @@ class Parameters {
   DType compute_dtype() const { return compute_; }
 
   /// Returns what layers read: the local tensor of the master weight, or of its bfloat16 copy. If the parameter is
-  /// sharded, its unit must be acquired.
+  /// sharded, its unit must be acquired. Must not be called for parameters of leave_unrounded().
   Tensor weight(ParamId id) const;
+  /// Says that layers read these parameters in quantized form only. None of them is sharded. Then the optimizer need
+  /// not round their masters to the bfloat16 copies.
+  void leave_unrounded(std::span<const ParamId> ids);
+  /// Returns weight(id). If the optimizer leaves the parameter unrounded, it first rounds the master to the copy.
+  Tensor rounded_weight(const Context& op, ParamId id) const;
   /// Returns what layers add to: the local tensor of the gradient. If the parameter is sharded, its unit's gradients
   /// must be acquired.
   Tensor gradient(ParamId id) const;
@@ -141,6 +146,9 @@ class Parameters {
   Tensor flat(const Buffer& buffer, DType dtype) const;
   /// Returns the local tensor of a parameter that is not sharded.
   Tensor local(const Buffer& buffer, DType dtype, ParamId id) const;
+  bool is_unrounded(ParamId id) const {
+    return compute_ == DType::kBFloat16 && id < is_unrounded_.size() && is_unrounded_[id];
+  }
   /// Returns this rank's numbers of a parameter from a flat buffer.
   Tensor shard(const Tensor& all, ParamId id) const;
   /// Returns the flat buffer that layers read.
@@ -148,6 +156,7 @@ class Parameters {
 
   std::unique_ptr<ParameterTable> table_;  // stays where it is when this is moved
   OptimizerTensors optimizer_tensors_;
+  std::vector<bool> is_unrounded_;  // by ParamId; empty if all are rounded
   DType compute_ = DType::kFloat32;
   Device device_ = Device::kMeta;
   cuda::Runtime* cuda_ = nullptr;

@@ -75,7 +75,9 @@ std::vector<ParamId> QuantizedWeights::weights_where(Which&& which) const {
 
 void QuantizedWeights::quantize_all(const Context& op, std::span<const ParamId> ids) const {
   const TraceScope trace(op.trace, "quantize_weights");
-  for (const ParamId id : ids) quantize_weight(op, parameters_->weight(id), table_[id].weight, weight(id));
+  for (const ParamId id : ids) {
+    quantize_weight(op, parameters_->rounded_weight(op, id), table_[id].weight, weight(id));
+  }
 }
 
 std::vector<ParamId> QuantizedWeights::kept() const {

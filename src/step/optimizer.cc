@@ -73,11 +73,12 @@ void Optimizer::update(const Context& op, const Parameters& parameters, const Qu
   for (const ParamId id : kept) {
     const auto [begin, end] = parameters.flat_range(id);
     update_until(begin);
+    const Tensor master = parameters.master(id);
     adamw_quantized(op, options(), step_S, parameters.gradient_shard(id), parameters.optimizer_shard(0, id),
-                    parameters.optimizer_shard(1, id), parameters.master(id),
-                    shadows.defined() ? parameters.weight(id) : Tensor(), quantized.precision(id).weight,
-                    quantized.weight(id));
-    next = std::min(size, (end + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers);
+                    parameters.optimizer_shard(1, id), master,
+                    shadows.defined() ? shadows.rows(begin, end).reshape(master.shape()) : shadows,
+                    quantized.precision(id).weight, quantized.weight(id));
+    next = std::min(size, aligned_count(end));
   }
   update_until(size);
 }

@@ -220,6 +220,7 @@ void expect_precision(const SitePrecision& site, const Expected& expected) {
   EXPECT_EQ(site.dgrad, expected.forward);
   EXPECT_EQ(site.wgrad, expected.wgrad);
   EXPECT_EQ(site.activation, expected.activation);
+  EXPECT_EQ(site.wgrad_input, expected.activation);
   EXPECT_EQ(site.weight, expected.weight);
 }
 
@@ -253,6 +254,7 @@ TEST(Recipe, ScalingModesAndBlockShapes) {
     // Options of one converter do not apply to the other.
     EXPECT_EQ(resolved.at("layers.1.moe.experts.w13").activation, kRceil);
     const SitePrecision site = resolved.at("layers.0.feed_forward.w13");
+    EXPECT_EQ(site.wgrad_input, site.weight.along == 128 ? site.weight : site.activation);
     return std::pair(site.activation, site.weight);
   };
   EXPECT_EQ(formats({"scaling_mode=floor"}), std::pair(kFloor, kFloor));

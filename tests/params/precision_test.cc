@@ -30,14 +30,26 @@ struct Recipe {
 };
 constexpr Precision kMx = Precision::kMxfp8, kFp8 = Precision::kFp8Blockwise;
 const SitePrecision kHighPrecision;
-const SitePrecision kMxfp8{.fprop = kMx, .dgrad = kMx, .wgrad = kMx, .activation = {}, .weight = {}};
-const SitePrecision kWgradHigh{.fprop = kMx, .dgrad = kMx, .wgrad = Precision::kHigh, .activation = {}, .weight = {}};
+const SitePrecision kMxfp8{.fprop = kMx, .dgrad = kMx, .wgrad = kMx};
+const SitePrecision kWgradHigh{.fprop = kMx, .dgrad = kMx, .wgrad = Precision::kHigh};
 const Recipe kRecipes[] = {
     {"mxfp8", kMxfp8},
     {"mxfp8_wgrad_with_hp", kWgradHigh},
-    {"mxfp8_32x32", {.fprop = kMx, .dgrad = kMx, .wgrad = kMx, .activation = {}, .weight = kSquare}},
-    {"mxfp8_128x128", {.fprop = kMx, .dgrad = kMx, .wgrad = kMx, .activation = kWide, .weight = kWideSquare}},
-    {"fp8_blockwise", {.fprop = kFp8, .dgrad = kFp8, .wgrad = kFp8, .activation = kFloat, .weight = kFloatSquare}},
+    {"mxfp8_32x32", {.fprop = kMx, .dgrad = kMx, .wgrad = kMx, .weight = kSquare}},
+    {"mxfp8_128x128",
+     {.fprop = kMx,
+      .dgrad = kMx,
+      .wgrad = kMx,
+      .activation = kWide,
+      .wgrad_input = kWideSquare,
+      .weight = kWideSquare}},
+    {"fp8_blockwise",
+     {.fprop = kFp8,
+      .dgrad = kFp8,
+      .wgrad = kFp8,
+      .activation = kFloat,
+      .wgrad_input = kFloat,
+      .weight = kFloatSquare}},
 };
 
 double sqnr_db(const Doubles& actual, const Doubles& expected) {
@@ -147,17 +159,14 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
       const bool probed = observer != nullptr;
       const InputForms x = site.input_forms(layer), both = x | high.input_forms(layer);
       const OperandForms d_y = site.gradient_forms(layer);
-      EXPECT_EQ(std::tuple(x.forward.plain, x.forward.rows, x.forward.columns), std::tuple(probed, true, false));
-      EXPECT_EQ(std::tuple(x.wgrad.plain, x.wgrad.rows, x.wgrad.columns), std::tuple(wgrad_high, false, !wgrad_high));
-      EXPECT_EQ(std::tuple(both.forward.plain, both.forward.rows), std::tuple(true, true));
-      EXPECT_EQ(std::tuple(both.wgrad.plain, both.wgrad.columns), std::tuple(true, !wgrad_high));
-      EXPECT_EQ(std::tuple(d_y.plain, d_y.rows, d_y.columns), std::tuple(wgrad_high || probed, true, !wgrad_high));
-      // These are formats of activations. Weights may have square blocks instead.
-      for (const OperandForms& forms : {x.forward, x.wgrad, both.forward, both.wgrad, d_y}) {
-        if (forms.rows || forms.columns) {
-          EXPECT_EQ(forms.format, recipe.site.activation);
-        }
-      }
+      const std::optional<mx::Format> none, of_rows = recipe.site.activation, of_gradient = wgrad_high ? none : of_rows,
+                                            of_input = wgrad_high ? none : recipe.site.wgrad_input;
+      const auto forms = [](const OperandForms& o) { return std::tuple(o.plain, o.rows, o.columns); };
+      EXPECT_EQ(forms(x.forward), std::tuple(probed, of_rows, none));
+      EXPECT_EQ(forms(x.wgrad), std::tuple(wgrad_high, none, of_input));
+      EXPECT_EQ(forms(both.forward), std::tuple(true, of_rows, none));
+      EXPECT_EQ(forms(both.wgrad), std::tuple(true, none, of_input));
+      EXPECT_EQ(forms(d_y), std::tuple(wgrad_high || probed, of_rows, of_gradient));
     }
     EXPECT_EQ(high.row_alignment(sites.quantized), 1);
     EXPECT_EQ(site.row_alignment(sites.quantized), wgrad_high ? 1 : recipe.site.activation.along);

@@ -377,7 +377,8 @@ void expect_fresh(const Model& model) {
     if (is.columns.defined()) {
       should.columns = mx::allocate_quantized(is.columns.elements.shape(), is.columns.format, allocate);
     }
-    quantize({.arena = &arena}, parameters.weight(id), should.rows, should.columns);
+    const Context op{.arena = &arena};
+    quantize(op, parameters.rounded_weight(op, id), should.rows, should.columns);
     EXPECT_EQ(bytes_of(is.rows), bytes_of(should.rows)) << parameters.spec(id).name;
     EXPECT_EQ(bytes_of(is.columns), bytes_of(should.columns)) << parameters.spec(id).name;
   }
@@ -397,6 +398,31 @@ TEST_P(LowPrecisionStep, WeightsAreQuantizedAgainAfterTheOptimizer) {
   EXPECT_LT(after, before);
   run.step.refresh_weights();
   EXPECT_EQ(run.step.evaluate(batches[0]), after);
+}
+
+// Nothing may read the bfloat16 copy of a weight whose products read its quantized form, because a step leaves it as it
+// was. Where a weight has to be read, its master is rounded.
+TEST(LowPrecision, WeightsThatAreOnlyReadQuantizedAreRoundedWhenTheyAreRead) {
+  SmallStep run({"--training.mixed_precision_param=bfloat16", "--model.converters=quantize.grouped_mm.mx"});
+  run.step.run(1, run.batches());
+  const Parameters& parameters = run.step.model().parameters();
+  int unrounded = 0;
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const bool quantized = run.step.model().quantized_weights().precision(id).quantizes_weight();
+    if (quantized) {
+      ++unrounded;
+      EXPECT_THROW(parameters.weight(id), InternalError);
+    } else {
+      EXPECT_EQ(parameters.weight(id).raw(), parameters.rounded_weight(run.step.context(), id).raw());
+    }
+    const Tensor rounded = parameters.rounded_weight(run.step.context(), id), master = parameters.master(id);
+    ASSERT_EQ(rounded.dtype(), DType::kBFloat16);
+    for (std::int64_t i = 0; i < master.num_elements(); ++i) {
+      ASSERT_EQ(static_cast<float>(rounded.data<BFloat16>()[i]), static_cast<float>(BFloat16(master.data<float>()[i])))
+          << parameters.spec(id).name << " " << i;
+    }
+  }
+  EXPECT_GT(unrounded, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, LowPrecisionStep, ::testing::ValuesIn(kRecipes),
@@ -582,8 +608,8 @@ TEST(LowPrecision, ErrorsAreThoseOfTheFirstMicroBatch) {
     if (!one.quantizes(id)) continue;
     double numbers[2] = {};
     const Tensor sums_2(numbers, {2}, DType::kFloat64, Device::kCpu);
-    quantization_error(one.step.context(), model.parameters().weight(id), model.quantized_weights().weight(id).rows,
-                       sums_2);
+    quantization_error(one.step.context(), model.parameters().rounded_weight(one.step.context(), id),
+                       model.quantized_weights().weight(id).rows, sums_2);
     weights[module_name(model.parameters().spec(id))] = ErrorSums{.signal = numbers[0], .noise = numbers[1]}.sqnr_db();
   }
   const StepResult of_two = two.step.run(1, two.batches(), true), of_one = one.step.run(1, one.batches(), true);

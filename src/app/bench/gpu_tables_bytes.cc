@@ -299,7 +299,7 @@ void optimizers(GpuBench& bench) {
     set_zero(bench.context(), v);
     const Tensor step_S = adamw_numbers(bench);
     const QuantizedWeight q = bench.weight(experts, kWideSquare);
-    return Call{bytes_of({d_w, m, m, v, v, w, w, shadow}) + bytes_of(q.rows) + bytes_of(q.columns),
+    return Call{bytes_of({d_w, m, m, v, v, w, w}) + bytes_of(q.rows) + bytes_of(q.columns),
                 [=](const Context& op) { adamw_quantized(op, kAdamW, step_S, d_w, m, v, w, shadow, kWideSquare, q); }};
   });
   bench.row("sum_of_squares", text({kN}), [&] {

@@ -108,11 +108,12 @@ QuantizedWeight random_weight(GpuBench& bench, const Shape& shape, const mx::For
 
 struct Precision {
   const char* name;
-  mx::Format activation, weight;
+  mx::Format activation, weight, wgrad_input;
 };
 /// DeepSeek-V3's recipe; MXFP8 with scales that 128 numbers share; MXFP8 as specified, with blocks of 32.
-constexpr Precision kPrecisions[] = {
-    {"fp8", kFloatRows, kFloatSquare}, {"mxfp8/128", kWide, kWideSquare}, {"mxfp8/32", kMxfp8, kMxfp8}};
+constexpr Precision kPrecisions[] = {{"fp8", kFloatRows, kFloatSquare, kFloatRows},
+                                     {"mxfp8/128", kWide, kWideSquare, kWideSquare},
+                                     {"mxfp8/32", kMxfp8, kMxfp8, kMxfp8}};
 
 void in_8_bits(GpuBench& bench, const Layer& layer, const Precision& precision) {
   constexpr double kTimesCeiling = 2.0;
@@ -134,7 +135,7 @@ void in_8_bits(GpuBench& bench, const Layer& layer, const Precision& precision) 
   for (const Write write : {Write::kAssign, Write::kAccumulate}) {
     bench.row(fmt::format("{} wgrad {}", name, sign_of(write)), layer.shape(), [&] {
       const mx::Quantized d_y = random_columns(bench, y_shape, precision.activation);
-      const mx::Quantized x = random_columns(bench, x_shape, precision.activation);
+      const mx::Quantized x = random_columns(bench, x_shape, precision.wgrad_input);
       const Tensor offsets = offsets_of(bench, layer), d_w = bench.random(layer.weight(), kFloat);
       return Call{layer.flop(), [=](const Context& op) { wgrad(op, d_y, x, offsets, d_w, write); }, kTimesCeiling};
     });

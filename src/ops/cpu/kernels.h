@@ -75,13 +75,13 @@ struct QuantizeTile {
     std::int64_t elements_stride;
     void* scales;
     std::int64_t scales_stride;
+    mx::Format format;
   };
   const void* x;
   std::int64_t stride;
   std::int64_t rows, columns;
-  const void* next;  // the next tile, of the same size, which is prefetched meanwhile; may be null
-  bool stream;       // if true, writes bypass the caches, because the outputs do not fit into them
-  mx::Format format;
+  const void* next;                  // the next tile, of the same size, which is prefetched meanwhile; may be null
+  bool stream;                       // if true, writes bypass the caches, because the outputs do not fit into them
   Output along_rows, along_columns;  // along_columns is transposed: its blocks run along x's columns
 };
 

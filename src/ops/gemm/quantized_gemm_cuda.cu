@@ -302,7 +302,8 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
     return wgrad_block_scaled(op, d_y_MR, x_NR, offsets_E1, experts, d_w, write);
   }
   const bool fits = may_be_hopper(op) && are_whole && experts <= kSm90MaxExperts;
-  if (fits && is_wide_block(d_y_MR) && is_wide_block(x_NR)) {
+  const bool has_scales_of_rows = is_e8m0(x_NR) || (x_NR.format.across == 1 && d_y_MR.format.across == 1);
+  if (fits && is_wide_block(d_y_MR) && is_wide_block(x_NR) && has_scales_of_rows) {
     std::byte* scratch = op.arena->allocate_bytes(sm90_blockwise_scratch_bytes(to_int(num_rows), to_int(m), to_int(n)));
     if (op.measuring()) return;
     return sm90_blockwise_wgrad({.d_y_MR = d_y_MR.element_bytes(),
@@ -314,6 +315,7 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
                                  .d_w_EMN = numbers<float>(d_w),
                                  .scratch = scratch,
                                  .accumulate = write == Write::kAccumulate,
+                                 .x_is_square = x_NR.format.square(),
                                  .num_experts = to_int(experts),
                                  .num_rows = to_int(num_rows),
                                  .m = to_int(m),

@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Holds a matrix x [M, K] in plain form and in quantized forms. A form that is undefined is not wanted and not
-/// written. rows and columns are contiguous and have one format.
+/// written. rows and columns are contiguous, and each has a format of its own.
 struct GemmOperand {
   GemmOperand() = default;
   /// Converts a plain matrix to an operand, implicitly.

@@ -87,13 +87,13 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment>
   constexpr int kAccesses = 2;  // accesses to each array before the first result is written
   const AdamWStep step = *args.step;
   if (step.finite == 0.0f) return;
-  constexpr std::int64_t kPerAccess = kThreads * kCount, kPerBlock = kAccesses * kPerAccess;
+  constexpr std::int64_t kStride = kThreads * kCount, kPerBlock = kAccesses * kStride;
   for (std::int64_t first = blockIdx.x * kPerBlock + threadIdx.x * kCount; first < args.size;
        first += gridDim.x * kPerBlock) {
     float g[kAccesses][kCount], m[kAccesses][kCount], v[kAccesses][kCount], w[kAccesses][kCount];
 #pragma unroll
     for (int access = 0; access < kAccesses; ++access) {
-      const std::int64_t i = first + access * kPerAccess;
+      const std::int64_t i = first + access * kStride;
       if (i >= args.size) break;
       load_once(args.d_w + i, g[access]);
       load_once(args.m + i, m[access]);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment>
     }
 #pragma unroll
     for (int access = 0; access < kAccesses; ++access) {
-      const std::int64_t i = first + access * kPerAccess;
+      const std::int64_t i = first + access * kStride;
       if (i >= args.size) break;
 #pragma unroll
       for (int lane = 0; lane < kCount; ++lane) {
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment>
   }
 }
 
-/// Computes a step over the numbers of a weight, for the tile kernel, which quantizes the shadow.
+/// Computes a step over the numbers of a weight, for the tile kernel, which quantizes them as rounded to bfloat16. It
+/// does not write the shadow.
 template <typename Moment>
 struct AdamWTile {
   using Number = __nv_bfloat16;
@@ -154,7 +155,6 @@ struct AdamWTile {
       store_once(input.m, args.m + input.at);
       store_once(input.v, args.v + input.at);
       store_once(input.w, args.w + input.at);
-      store_once(input.w, args.shadow + input.at);
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) out[0].x[i] = __float2bfloat16_rn(input.w[i]);
@@ -240,7 +240,7 @@ bool launch_tiles(const Context& op, const AdamWArgs<Moment>& args, const Shape&
   const auto launch = [&](const auto& producer, const TileOutput& rows, const TileOutput& columns) {
     using Producer = std::remove_cvref_t<decltype(producer)>;
     const TileArgs<Producer> tiles{.producer = producer,
-                                   .outputs = {{.rows = rows, .columns = columns, .format = format}},
+                                   .outputs = {{.rows = rows, .columns = columns}},
                                    .num_matrices = last == 2 ? shape[0] : 1,
                                    .num_rows = num_rows,
                                    .length = length};
@@ -248,8 +248,8 @@ bool launch_tiles(const Context& op, const AdamWArgs<Moment>& args, const Shape&
   };
   const AdamWTile<Moment> tile{.args = args, .matrix_stride = num_rows * length, .stride = length};
   if (quantized.wide_rows.defined()) {
-    launch(WidenedAdamWTile<Moment>{tile}, tile_output_wide(quantized.wide_rows),
-           tile_output_wide(quantized.wide_columns));
+    launch(WidenedAdamWTile<Moment>{tile}, tile_output_wide(quantized.wide_rows, format),
+           tile_output_wide(quantized.wide_columns, format));
   } else {
     launch(tile, tile_output(quantized.rows), tile_output(quantized.columns));
   }

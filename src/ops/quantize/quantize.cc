@@ -47,7 +47,6 @@ void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t len
   if (x.plain.defined()) TESSERA_CHECK_TENSOR(x.plain, dtype, {num_rows, length});
   if (x.rows.defined()) check_quantized(x.rows, {num_rows, length});
   if (x.columns.defined()) check_quantized(x.columns, {length, num_rows});
-  TESSERA_CHECK(!x.rows.defined() || !x.columns.defined() || x.rows.format == x.columns.format);
 }
 
 void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns) {
@@ -56,7 +55,6 @@ void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows
                 x.stride());
   if (rows.defined()) check_quantized(rows, x.shape());
   if (columns.defined()) check_quantized(columns, mx::transposed(x.shape()));
-  TESSERA_CHECK(!rows.defined() || !columns.defined() || rows.format == columns.format);
   check_number(x.dtype());
   TESSERA_RUN(quantize, context, x, rows, columns);
 }

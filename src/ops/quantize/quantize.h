@@ -5,7 +5,7 @@
 // undefined:
 //   rows     [M, K]: has blocks along K, for a GEMM that contracts K.
 //   columns  [K, M]: is x transposed with blocks along M, for a GEMM that contracts M.
-// Both have one format. x is read once for both.
+// Each has a format of its own. x is read once for both.
 #pragma once
 
 #include "ops/kit/gemm_operand.h"

@@ -12,14 +12,15 @@ constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
 /// Returns the output of the tile that begins at line `line` and at number `number` along it.
 QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, std::int64_t number) {
-  if (!q.defined()) return {.elements = nullptr, .elements_stride = 0, .scales = nullptr, .scales_stride = 0};
+  if (!q.defined()) return {};
   const std::int64_t length = q.elements.dim(1), scales_per_line = q.scales.dim(1);
   const std::int64_t scale = line / q.format.scale_height() * scales_per_line + number / q.format.scale_width();
   return {
       .elements = q.element_bytes() + line * length + number,
       .elements_stride = length,
       .scales = static_cast<std::byte*>(q.scales.raw()) + static_cast<std::size_t>(scale) * size_of(q.scales.dtype()),
-      .scales_stride = scales_per_line};
+      .scales_stride = scales_per_line,
+      .format = q.format};
 }
 
 }  // namespace
@@ -39,7 +40,6 @@ void quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Qua
                                .columns = std::min(kQuantizeSide, strip.num_columns - column),
                                .next = has_next ? x + static_cast<std::size_t>(kQuantizeSide) * number : nullptr,
                                .stream = stream,
-                               .format = any.format,
                                .along_rows = output_at(rows, strip.first_row + row, strip.first_column + column),
                                .along_columns = output_at(columns, strip.first_column + column, strip.first_row + row)},
                               strip.element);

@@ -134,9 +134,7 @@ void quantize_first_rows(const Context& op, const Tensor& x, const mx::Quantized
   const bool stack = x.num_dims() == 3;
   for_float_type(x.dtype(), [&]<typename T>(T) {
     TileArgs<Plain<T>> args{.producer = plain<T>(x),
-                            .outputs = {{.rows = tile_output(rows),
-                                         .columns = tile_output(columns),
-                                         .format = rows.defined() ? rows.format : columns.format}},
+                            .outputs = {{.rows = tile_output(rows), .columns = tile_output(columns)}},
                             .num_matrices = stack ? x.dim(0) : 1,
                             .num_rows = x.dim(stack ? 1 : 0),
                             .length = x.dim(stack ? 2 : 1),
@@ -154,9 +152,8 @@ void quantize_weight(const Context& op, const Tensor& w, const mx::Format& forma
   const bool stack = w.num_dims() == 3;
   for_float_type(w.dtype(), [&]<typename T>(T) {
     TileArgs<Widened<T>> args{.producer = {plain<T>(w)},
-                              .outputs = {{.rows = tile_output_wide(quantized.wide_rows),
-                                           .columns = tile_output_wide(quantized.wide_columns),
-                                           .format = format}},
+                              .outputs = {{.rows = tile_output_wide(quantized.wide_rows, format),
+                                           .columns = tile_output_wide(quantized.wide_columns, format)}},
                               .num_matrices = stack ? w.dim(0) : 1,
                               .num_rows = w.dim(stack ? 1 : 0),
                               .length = w.dim(stack ? 2 : 1)};

@@ -85,6 +85,7 @@ struct TileOutput {
   std::int64_t matrix_elements = 0, matrix_scales = 0;  // strides from matrix to matrix of a stack
   // Lines start at multiples of 16 elements (aligned) and of 4 scales (scales_aligned).
   bool aligned = false, scales_aligned = false;
+  mx::Format format;
 };
 
 /// Holds a matrix in up to three output forms.
@@ -93,7 +94,6 @@ struct TileOutputs {
   T* plain = nullptr;
   std::int64_t plain_stride = 0;
   TileOutput rows, columns;
-  mx::Format format;
 };
 
 template <typename Producer>
@@ -237,20 +237,27 @@ __device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std:
   *reinterpret_cast<uint4*>(slots + 4) = {bits[4], bits[5], bits[6], bits[7]};
 }
 
+__device__ inline bool is_wide_square(const TileOutput& out) {
+  return out.elements != nullptr && out.format.along == mx::kWideBlock && out.format.across > 1;
+}
+
 /// Raises the amax of one line of a tile to that of all numbers that share a scale. All threads of the team call it
-/// together.
+/// together. `any_wide_square` tells whether a whole tile of one of the orientations shares a scale.
 template <typename Team>
-__device__ void widen_amax(const mx::Format& format, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
+__device__ void widen_amax(const mx::Format& format, bool any_wide_square, std::uint32_t (&amax)[kBlocksPerLine],
+                           TileScales& scales) {
+  std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
+  std::uint32_t of_tile = 0;
+  if (any_wide_square) {
+    const int warp = Team::thread() / kWarp, first = warp / 4 * 4;
+    const std::uint32_t of_warp = __reduce_max_sync(~0u, largest);
+    if (Team::thread() % kWarp == 0) scales.of_warp[warp] = of_warp;
+    Team::sync();
+    of_tile = max(max(scales.of_warp[first], scales.of_warp[first + 1]),
+                  max(scales.of_warp[first + 2], scales.of_warp[first + 3]));
+  }
   if (format.along == mx::kWideBlock) {
-    std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
-    if (format.across > 1) {
-      const int warp = Team::thread() / kWarp, first = warp / 4 * 4;
-      largest = __reduce_max_sync(~0u, largest);
-      if (Team::thread() % kWarp == 0) scales.of_warp[warp] = largest;
-      Team::sync();
-      largest = max(max(scales.of_warp[first], scales.of_warp[first + 1]),
-                    max(scales.of_warp[first + 2], scales.of_warp[first + 3]));
-    }
+    if (format.across > 1) largest = of_tile;
     for (std::uint32_t& each : amax) each = largest;
   } else if (format.across > 1) {
     for (std::uint32_t& each : amax) each = __reduce_max_sync(~0u, each);
@@ -283,10 +290,11 @@ __device__ inline std::uint32_t find_scales(const mx::Format& format, const std:
 
 /// Writes the result of find_scales() for line `line` of the tile to the output. The tile begins at first_line and
 /// first_number of the output. `lines` and `numbers` count what remains from there on.
-__device__ inline void write_scales(const mx::Format& format, std::uint32_t found, int line, const TileOutput& out,
-                                    std::int64_t matrix, std::int64_t first_line, std::int64_t first_number,
-                                    std::int64_t lines, std::int64_t numbers) {
+__device__ inline void write_scales(std::uint32_t found, int line, const TileOutput& out, std::int64_t matrix,
+                                    std::int64_t first_line, std::int64_t first_number, std::int64_t lines,
+                                    std::int64_t numbers) {
   if (line >= lines) return;
+  const mx::Format& format = out.format;
   if (format.scale_type == mx::ScaleType::kFloat32) {
     // True if the whole tile shares one scale.
     const bool shared = format.across > 1;
@@ -414,12 +422,12 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     std::uint32_t amax[kBlocksPerLine];
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
-    widen_amax<Team>(out.format, amax, scales);
-    if (to.elements != nullptr) found = find_scales(out.format, amax, line, slots);
+    widen_amax<Team>(to.format, is_wide_square(out.rows) || is_wide_square(out.columns), amax, scales);
+    if (to.elements != nullptr) found = find_scales(to.format, amax, line, slots);
   }
   Team::sync();
   if (!kWidens && to.elements != nullptr) {
-    write_scales(out.format, found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
+    write_scales(found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
                  along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
                  along_columns ? place.rows : place.columns);
   }
@@ -569,7 +577,8 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
                  .stride = stride,
                  .scales_stride = scales_stride,
                  .matrix_elements = stride * x.elements.dim(last - 1),
-                 .matrix_scales = scales_stride * x.scales.dim(last - 1)};
+                 .matrix_scales = scales_stride * x.scales.dim(last - 1),
+                 .format = format};
   const auto divides = [](const void* address, std::int64_t bytes) {
     return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
   };
@@ -579,20 +588,19 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
   return out;
 }
 
-/// Describes a wide orientation of a weight for kernels.
-inline TileOutput tile_output_wide(const Tensor& wide) {
+/// Describes a wide orientation of a weight with blocks of `format` for kernels.
+inline TileOutput tile_output_wide(const Tensor& wide, const mx::Format& format) {
   const int last = wide.num_dims() - 1;
   return {.elements = static_cast<std::uint8_t*>(wide.raw()),
           .stride = wide.dim(last),
-          .matrix_elements = wide.dim(last) * wide.dim(last - 1)};
+          .matrix_elements = wide.dim(last) * wide.dim(last - 1),
+          .format = format};
 }
 
 /// Describes the columns of a matrix x from `first_column` on for kernels.
 template <typename T>
 TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0) {
-  TileOutputs<T> out{.rows = tile_output(x.rows, 0, first_column),
-                     .columns = tile_output(x.columns, first_column, 0),
-                     .format = x.rows.defined() ? x.rows.format : x.columns.format};
+  TileOutputs<T> out{.rows = tile_output(x.rows, 0, first_column), .columns = tile_output(x.columns, first_column, 0)};
   if (x.plain.defined()) out.plain = numbers<T>(x.plain) + first_column, out.plain_stride = x.plain.stride();
   return out;
 }

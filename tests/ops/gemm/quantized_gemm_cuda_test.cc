@@ -15,13 +15,14 @@ constexpr mx::Format kFloatSquare = {
 
 struct Recipe {
   const char* name;
-  mx::Format activation, weight;
+  mx::Format activation, weight, wgrad_input;
 };
-constexpr Recipe kRecipes[] = {{"exact", kExact, kExact},
-                               {"exact square", kExact, {.across = 32}},
-                               {"wide", kWide, kWide},
-                               {"wide square", kWide, kWideSquare},
-                               {"blockwise", kFloatRows, kFloatSquare}};
+constexpr Recipe kRecipes[] = {{"exact", kExact, kExact, kExact},
+                               {"exact square", kExact, {.across = 32}, kExact},
+                               {"wide", kWide, kWide, kWide},
+                               {"wide square", kWide, kWideSquare, kWideSquare},
+                               {"blockwise", kFloatRows, kFloatSquare, kFloatRows},
+                               {"blockwise square", kFloatRows, kFloatSquare, kFloatSquare}};
 
 class QuantizedGemmCuda : public ParityTest {
  protected:
@@ -57,11 +58,12 @@ TEST_F(QuantizedGemmCuda, Dense) {
       for (const auto& [t, m, n] :
            {std::tuple{1, 16, 32}, {129, 144, 272}, {256, 256, 384}, {160, 96, 416}, {40, 24, 56}}) {
         SCOPED_TRACE(fmt::format("{} {} {} x {} x {}", recipe.name, name_of(out), t, m, n));
+        const ArenaScope scope(arena_);
         const Tensor x = random({t, n}), d_y = random({t, m});
         const Weight w = weight(random({m, n}, DType::kFloat32, 0.1), recipe.weight, out);
         const mx::Quantized x_rows = quantized(x, recipe.activation, false),
                             d_y_rows = quantized(d_y, recipe.activation, false),
-                            x_columns = quantized(x, recipe.activation, true),
+                            x_columns = quantized(x, recipe.wgrad_input, true),
                             d_y_columns = quantized(d_y, recipe.activation, true);
         for (const Write write : {Write::kAssign, Write::kAccumulate}) {
           const bool assigns = write == Write::kAssign;
@@ -87,6 +89,7 @@ TEST_F(QuantizedGemmCuda, Grouped) {
       const std::vector<std::int32_t> ends = {0, is_wide ? 256 : 32, is_wide ? 256 : 32, is_wide ? 384 : 320, 768};
       const std::int64_t used = 768, rows = 1024;
       SCOPED_TRACE(fmt::format("{} {}", recipe.name, name_of(out)));
+      const ArenaScope scope(arena_);
       const Tensor offsets = ints(ends);
       const Tensor x = random({rows, n}), d_y = random({rows, m});
       for (const Tensor& part : {x.rows(used, rows), d_y.rows(used, rows)}) {
@@ -95,7 +98,7 @@ TEST_F(QuantizedGemmCuda, Grouped) {
       const Weight w = weight(random({experts, m, n}, DType::kFloat32, 0.1), recipe.weight, out);
       const mx::Quantized x_rows = quantized(x, recipe.activation, false),
                           d_y_rows = quantized(d_y, recipe.activation, false),
-                          x_columns = quantized(x, recipe.activation, true),
+                          x_columns = quantized(x, recipe.wgrad_input, true),
                           d_y_columns = quantized(d_y, recipe.activation, true);
       const Tensor y = poisoned({rows, m}, out), d_x = poisoned({rows, n}, out);
       expect_close([&](const Side& s) { grouped_linear_forward(s.op, s(x_rows), on(s, w), s(offsets), s(y)); },
@@ -118,7 +121,7 @@ TEST_F(QuantizedGemmCuda, Grouped) {
 TEST_F(QuantizedGemmCuda, SharedSumsBesideKernelsThatHoldSms) {
   constexpr std::int64_t kRows = 16384;
   constexpr int kRounds = 25, kHeldMicroseconds = 200;
-  for (const mx::Format& format : {kWide, kFloatRows}) {
+  for (const auto& [format, x_format] : {std::pair{kWide, kWide}, {kWide, kWideSquare}, {kFloatRows, kFloatRows}}) {
     for (const auto& [m, n, ends] : {std::tuple{128, 128, std::vector<std::int32_t>{0, kRows}},
                                      {256, 128, {0, kRows}},
                                      {256, 256, {0, kRows}},
@@ -128,7 +131,7 @@ TEST_F(QuantizedGemmCuda, SharedSumsBesideKernelsThatHoldSms) {
       SCOPED_TRACE(fmt::format("{} x {}, rows {}", m, n, fmt::join(ends, " ")));
       const ArenaScope scope(arena_);
       const mx::Quantized d_y = quantized(random({kRows, m}, DType::kBFloat16), format, true),
-                          x = quantized(random({kRows, n}, DType::kBFloat16), format, true);
+                          x = quantized(random({kRows, n}, DType::kBFloat16), x_format, true);
       const Tensor offsets = ints(ends);
       const Tensor d_w = poisoned({static_cast<std::int64_t>(ends.size()) - 1, m, n}, DType::kFloat32);
       expect_close(

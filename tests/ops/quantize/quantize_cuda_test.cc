@@ -9,10 +9,13 @@ namespace {
 class QuantizeCuda : public ParityTest {
  protected:
   /// Checks both orientations together, and each alone.
-  void check(const Tensor& x, const mx::Format& format) {
-    SCOPED_TRACE(fmt::format("{} {} {}", name_of(x.dtype()), x.shape().to_string(), describe(format)));
+  void check(const Tensor& x, const mx::Format& format) { check(x, format, format); }
+  void check(const Tensor& x, const mx::Format& row_format, const mx::Format& column_format) {
+    SCOPED_TRACE(fmt::format("{} {} {} {}", name_of(x.dtype()), x.shape().to_string(), describe(row_format),
+                             describe(column_format)));
     const ArenaScope scope(arena_);
-    const mx::Quantized rows = poisoned(x.shape(), format), columns = poisoned(mx::transposed(x.shape()), format);
+    const mx::Quantized rows = poisoned(x.shape(), row_format),
+                        columns = poisoned(mx::transposed(x.shape()), column_format);
     for (const bool has_rows : {false, true}) {
       for (const bool has_columns : {false, true}) {
         std::vector<Tensor> outputs;
@@ -42,6 +45,16 @@ TEST_F(QuantizeCuda, EveryFormat) {
       check(varied({256, 160}, dtype), format);          // whole tiles, and a quarter of one
       check(varied({1160, 264}, dtype, false), format);  // more than a group of tiles, and not finite
       check(varied({64, 96}, dtype, false), format);
+    }
+  }
+}
+
+TEST_F(QuantizeCuda, EachOrientationHasItsOwnFormat) {
+  for (const mx::Format& of_rows : all_formats()) {
+    for (const mx::Format& of_columns : all_formats()) {
+      const ArenaScope scope(arena_);
+      check(varied({256, 160}, DType::kBFloat16), of_rows, of_columns);
+      check(varied({70, 45}, DType::kFloat32, false), of_rows, of_columns);
     }
   }
 }

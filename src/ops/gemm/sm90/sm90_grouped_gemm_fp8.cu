@@ -59,7 +59,7 @@ void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t strea
                            .scales_a = scales_of(args.x_scales, args.n, args.scale_type),
                            .scales_b = scales_of(args.w_scales, args.n, args.scale_type),
                            .y_RM = args.y_RM};
-  sm90::launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(args.num_sms, stream, x, w, params);
+  sm90::launch<fp8::blockwise_gemm<false, false, true>, fp8::Shared>(args.num_sms, stream, x, w, params);
 }
 
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
@@ -98,11 +98,15 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
                            .d_w_EMN = args.d_w_EMN,
                            .parts_done = parts_done,
                            .accumulate = args.accumulate};
-  if (is_wide) {
-    sm90::launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(args.num_sms, stream, x, d_y, params);
-  } else {
-    sm90::launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(args.num_sms, stream, d_y, x, params);
-  }
+  const auto launch = [&](auto square) {
+    constexpr bool kSquare = decltype(square)::value;
+    if (is_wide) {
+      sm90::launch<fp8::blockwise_gemm<true, true, kSquare>, fp8::Shared>(args.num_sms, stream, x, d_y, params);
+    } else {
+      sm90::launch<fp8::blockwise_gemm<true, false, kSquare>, fp8::Shared>(args.num_sms, stream, d_y, x, params);
+    }
+  };
+  args.x_is_square ? launch(std::true_type{}) : launch(std::false_type{});
 }
 
 void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {

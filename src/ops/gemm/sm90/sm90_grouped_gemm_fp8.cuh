@@ -8,7 +8,8 @@
 //
 // One block per SM lives as long as the launch. Warp 0 copies operands with TMA into kStages buffers. In the forward,
 // the next two warps copy the scales. In wgrad, each sum has two scales per step. An earlier kernel puts them in the
-// order of use, so that warp 0 copies them with the operands.
+// order of use, so that warp 0 copies them with the operands. If 128 columns of x share a scale, as in the forward 128
+// rows of w do, one multiplication per sum is enough.
 //
 // Two warpgroups multiply, each for half of the tile, as two products of 64 × 128 one after the other. While one
 // warpgroup adds up its sums, the other uses the tensor cores. Two blocks form a cluster. If both need the same part of
@@ -75,9 +76,10 @@ __host__ __device__ constexpr int scale_position(int j) { return j / 16 * 16 + j
 __host__ __device__ constexpr int arranged_row(int n) { return ceil_div(n, kLarge) * kLarge; }
 
 /// Computes tiles of D. If kWide is set, a tile is 128 × 256, not 256 × 128, and a warpgroup's waves lie side by side.
-template <bool kWgrad, bool kWide>
+/// If kSquare is set, b is the same for 128 neighbouring j.
+template <bool kWgrad, bool kWide, bool kSquare>
 struct Kernel {
-  static_assert(kWgrad || !kWide);
+  static_assert(kWgrad || (!kWide && kSquare));
   static constexpr int kScaleWarps = kWgrad ? 0 : 2;
 
   __device__ static auto schedule(const Params& p, const Groups& groups) {
@@ -223,7 +225,7 @@ struct Kernel {
     ptx::wgmma_touch(sum);
   }
 
-  /// Adds the step's scaled sums to d. Only the forward uses it.
+  /// Adds the step's scaled sums to d, where 128 columns share a scale.
   __device__ static void add(float (&d)[kSums], const float (&sum)[kSums], const float (&scale)[2]) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) d[i] += scale[i / 2 % 2] * sum[i];
@@ -247,10 +249,10 @@ struct Kernel {
     }
   };
 
-  /// Waits for the sums and adds them to d, times both scales. Only wgrad uses it. Waves that lie one above the other
-  /// have the same columns and share their scales. Waves that lie side by side load the first scales while their sums
-  /// are computed. They load the others afterwards, because registers are scarce. Sums are scaled in place, because
-  /// products of two scales would need further registers.
+  /// Waits for the sums and adds them to d, times both scales, where each column has its own. Waves that lie one above
+  /// the other have the same columns and share their scales. Waves that lie side by side load the first scales while
+  /// their sums are computed. They load the others afterwards, because registers are scarce. Sums are scaled in place,
+  /// because products of two scales would need further registers.
   __device__ static void finish_and_add(float (&d)[kSums], float (&sum)[kSums], const float (&scale)[2],
                                         const float* scales_j, ColumnScales& columns, bool is_first_wave) {
     constexpr int kEarly = kWide ? 2 : ColumnScales::kGroups;
@@ -373,15 +375,19 @@ struct Kernel {
           const int i = wave_i(wave, warpgroup), j = wave_j(wave);
           // Otherwise the other warpgroup has the tensor cores to itself.
           if (i < rows && j < columns) {
-            const float scale[2] = {scales_i[i + row], scales_i[i + row + 8]};
+            float scale[2] = {scales_i[i + row], scales_i[i + row + 8]};
+            if constexpr (kWgrad && kSquare) {
+              const float of_columns = scales_j[j];
+              scale[0] *= of_columns, scale[1] *= of_columns;
+            }
             float sum[kSums];
             multiply(sum, ptx::wgmma_descriptor<ptx::Major::kK>((kWide ? stage.small : stage.large) + i * kStep),
                      ptx::wgmma_descriptor<ptx::Major::kK>((kWide ? stage.large : stage.small) + j * kStep));
-            if constexpr (kWgrad) {
+            if constexpr (!kSquare) {
               finish_and_add(d[wave], sum, scale, scales_j + j, columns_j, wave == 0);
             } else {
               finish(sum);
-              // The forward is done with the stage. wgrad would still read its scales.
+              // Nothing reads the stage after its last product.
               if (wave == kWaves - 1) {
                 shared.ring.release(at.stage);
                 released = true;
@@ -429,13 +435,13 @@ struct Kernel {
   }
 };
 
-template <bool kWgrad, bool kWide>
+template <bool kWgrad, bool kWide, bool kSquare>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     blockwise_gemm(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_small,
                    const __grid_constant__ Params params) {
   if constexpr (ptx::kIsSm90a) {
     extern __shared__ __align__(1024) std::byte shared[];
-    Kernel<kWgrad, kWide>::run(map_large, map_small, params, *reinterpret_cast<Shared*>(shared));
+    Kernel<kWgrad, kWide, kSquare>::run(map_large, map_small, params, *reinterpret_cast<Shared*>(shared));
   } else {
     ptx::trap_on_other_architecture("blockwise_gemm");
   }

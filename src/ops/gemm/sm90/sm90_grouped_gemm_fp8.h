@@ -6,8 +6,9 @@
 //              uses the FP8 tensor cores. The sum of every 128 numbers is scaled and added in float32 registers. The
 //              tensor cores' own sums have too few bits (arXiv 2412.19437, sec. 3.3.2).
 //   wgrad      d_w_EMN[e] (= or +=) d_yᵀ · x over expert e's rows. It reads the columns of both operands (d_y_MR,
-//              x_NR). They have a scale per row and 128 numbers along R. Offsets are multiples of 128. For an expert
-//              without rows it assigns zeros or adds nothing.
+//              x_NR). They have a scale per row and 128 numbers along R. Where 128 rows of x_NR share it, the
+//              product is faster. Offsets are multiples of 128. For an expert without rows it assigns zeros or adds
+//              nothing.
 //   exact      y_RM = x_RN · w_EMN[e]ᵀ for MXFP8 with a scale per row and 32 numbers. bfloat16 holds these numbers
 //              exactly. w was widened when it was quantized. x is widened in registers before it enters the bfloat16
 //              tensor cores.
@@ -43,7 +44,8 @@ struct Sm90BlockwiseForward {
 };
 
 /// Holds the operands of a blockwise wgrad. Scales are float32 [M, ceil(R / 128)] and [N, ceil(R / 128)], or E8M0 [M,
-/// ceil(R / 32)] and [N, ceil(R / 32)]. E8M0 scales must be equal within each block of 128.
+/// ceil(R / 32)] and [N, ceil(R / 32)]. E8M0 scales must be equal within each block of 128. If x_is_square is set, x's
+/// must also be equal within each 128 × 128 block.
 struct Sm90BlockwiseWgrad {
   const std::uint8_t* d_y_MR = nullptr;
   const void* d_y_scales = nullptr;
@@ -53,7 +55,7 @@ struct Sm90BlockwiseWgrad {
   const std::int32_t* offsets_E1 = nullptr;
   float* d_w_EMN = nullptr;
   void* scratch = nullptr;  // sm90_blockwise_scratch_bytes(R, M, N) bytes
-  bool accumulate = true;
+  bool accumulate = true, x_is_square = false;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
   int num_sms = kAllSms;
 };
