@@ -30,9 +30,9 @@ enum class Recipe {
   kFp8Blockwise,
 };
 
-/// The blocks of weights. With 128×128 the blocks of activations and gradients are 1×128, and otherwise 1×32. With MXFP8
-/// and 128×128 the input has blocks of 128×128 in wgrad. kOfRecipe is 128×128 for fp8_blockwise. For MXFP8 it is 1×32,
-/// unless on_hopper() changes it.
+/// The blocks of weights. With 128×128 the blocks of activations and gradients are 1×128, and otherwise 1×32. With
+/// MXFP8 and 128×128 the input has blocks of 128×128 in wgrad. kOfRecipe is 128×128 for fp8_blockwise. For MXFP8 it is
+/// 1×32, unless on_hopper() changes it.
 enum class BlockChoice { kOfRecipe, k1x32, k32x32, k128x128 };
 /// Says what happens to a site whose sizes are no multiples of 32.
 enum class Unaligned { kError, kHigh };
