@@ -69,8 +69,7 @@ SitePrecision precision_of(const RecipeOptions& options, const std::string& sect
   if (options.block_shape == BlockChoice::k128x128) {
     site.activation.along = site.weight.along = site.weight.across = mx::kWideBlock;
   }
-  site.wgrad_input = site.activation;
-  if (options.block_shape == BlockChoice::k128x128) site.wgrad_input.across = mx::kWideBlock;
+  site.wgrad_input = options.block_shape == BlockChoice::k128x128 ? site.weight : site.activation;
   return site;
 }
 

@@ -29,27 +29,20 @@ struct Recipe {
   SitePrecision site;
 };
 constexpr Precision kMx = Precision::kMxfp8, kFp8 = Precision::kFp8Blockwise;
+/// Returns a site whose three products have one precision.
+SitePrecision in_all_products(Precision precision, const mx::Format& activation = {},
+                              const mx::Format& wgrad_input = {}, const mx::Format& weight = {}) {
+  return {precision, precision, precision, activation, wgrad_input, weight};
+}
 const SitePrecision kHighPrecision;
-const SitePrecision kMxfp8{.fprop = kMx, .dgrad = kMx, .wgrad = kMx};
+const SitePrecision kMxfp8 = in_all_products(kMx);
 const SitePrecision kWgradHigh{.fprop = kMx, .dgrad = kMx, .wgrad = Precision::kHigh};
 const Recipe kRecipes[] = {
     {"mxfp8", kMxfp8},
     {"mxfp8_wgrad_with_hp", kWgradHigh},
-    {"mxfp8_32x32", {.fprop = kMx, .dgrad = kMx, .wgrad = kMx, .weight = kSquare}},
-    {"mxfp8_128x128",
-     {.fprop = kMx,
-      .dgrad = kMx,
-      .wgrad = kMx,
-      .activation = kWide,
-      .wgrad_input = kWideSquare,
-      .weight = kWideSquare}},
-    {"fp8_blockwise",
-     {.fprop = kFp8,
-      .dgrad = kFp8,
-      .wgrad = kFp8,
-      .activation = kFloat,
-      .wgrad_input = kFloat,
-      .weight = kFloatSquare}},
+    {"mxfp8_32x32", in_all_products(kMx, {}, {}, kSquare)},
+    {"mxfp8_128x128", in_all_products(kMx, kWide, kWideSquare, kWideSquare)},
+    {"fp8_blockwise", in_all_products(kFp8, kFloat, kFloat, kFloatSquare)},
 };
 
 double sqnr_db(const Doubles& actual, const Doubles& expected) {

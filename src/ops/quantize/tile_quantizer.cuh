@@ -237,6 +237,7 @@ __device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std:
   *reinterpret_cast<uint4*>(slots + 4) = {bits[4], bits[5], bits[6], bits[7]};
 }
 
+/// Returns whether all numbers of a tile share a scale in this orientation.
 __device__ inline bool is_wide_square(const TileOutput& out) {
   return out.elements != nullptr && out.format.along == mx::kWideBlock && out.format.across > 1;
 }
