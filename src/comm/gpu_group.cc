@@ -53,10 +53,11 @@ ncclDataType_t type_of(DType dtype) {
   TESSERA_CHECK(false, "a sum of {}", name_of(dtype));
 }
 
-/// Returns NCCL's configuration of a group. A group and those that are split from it share NCCL's resources.
-ncclConfig_t group_config() {
+/// Returns NCCL's configuration of a group. If `shares` is set, a group that is split from another one uses its
+/// resources.
+ncclConfig_t group_config(bool shares) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.splitShare = 1;
+  config.splitShare = shares ? 1 : 0;
   return config;
 }
 
@@ -68,6 +69,9 @@ ncclComm_t connect(const GpuGroup::Id& id, int rank, int size, ncclConfig_t conf
   TESSERA_NCCL(ncclCommInitRankConfig, &communicator, size, unique, rank, &config);
   return communicator;
 }
+
+/// Makes a stream of high priority, because the other ranks wait for its work, too.
+std::shared_ptr<const Stream> new_stream() { return std::make_shared<const Stream>(Priority::kHigh); }
 
 class GpuWindow : public SymmetricWindow {
  public:
@@ -135,8 +139,9 @@ struct GpuGroup::Member {
 
   ncclComm_t communicator = nullptr;
   int rank = 0, size = 1;
-  Stream stream{Priority::kHigh};  // high, because the other ranks wait for its work, too
-  Note begun, ended;               // their values are operations' ids
+  Traffic traffic = Traffic::kWeights;
+  std::shared_ptr<const Stream> stream;
+  Note begun, ended;  // their values are operations' ids
 };
 
 GpuGroup::Id GpuGroup::make_id() {
@@ -149,19 +154,23 @@ GpuGroup::Id GpuGroup::make_id() {
 }
 
 GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress)
-    : GpuGroup(std::make_shared<Family>(computation, progress), connect(id, rank, size, group_config(), progress), rank,
-               size) {}
+    : GpuGroup(std::make_shared<Family>(computation, progress), connect(id, rank, size, group_config(true), progress),
+               rank, size, Traffic::kWeights, new_stream()) {}
 
-GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size)
+GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size, Traffic traffic,
+                   std::shared_ptr<const Stream> stream)
     : family_(std::move(family)), member_(std::make_unique<Member>(*family_)) {
   member_->communicator = static_cast<ncclComm_t>(communicator);
   member_->rank = rank;
   member_->size = size;
+  member_->traffic = traffic;
+  member_->stream = std::move(stream);
   const std::lock_guard lock(family_->mutex);
   family_->members.push_back(member_.get());
 }
 
 GpuGroup::~GpuGroup() {
+  parents_.clear();
   const std::lock_guard lock(family_->mutex);
   std::erase(family_->members, member_.get());
   // After a failure, ncclCommDestroy might wait for other ranks, which nobody has told of the failure yet.
@@ -170,8 +179,17 @@ GpuGroup::~GpuGroup() {
   TESSERA_NCCL_FUNCTION(ncclCommDestroy)(member_->communicator);
 }
 
-std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const {
-  ncclConfig_t config = group_config();
+std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size, Traffic traffic) {
+  if (traffic == member_->traffic) return split_communicator(color, order, size, traffic);
+  std::unique_ptr<GpuGroup>& parent = parents_[traffic];
+  if (parent == nullptr) parent = split_communicator(0, member_->rank, member_->size, traffic);
+  // A group of one rank has no groups of several.
+  return parent == nullptr ? nullptr : parent->split_communicator(color, order, size, traffic);
+}
+
+std::unique_ptr<GpuGroup> GpuGroup::split_communicator(int color, int order, int size, Traffic traffic) const {
+  const bool shares = traffic == member_->traffic;
+  ncclConfig_t config = group_config(shares);
   ncclComm_t communicator = nullptr;
   const Progress::Watched watched(family_->progress, fmt::format("NCCL's split of {} ranks", member_->size));
   TESSERA_NCCL(ncclCommSplit, member_->communicator, size == 1 ? NCCL_SPLIT_NOCOLOR : color, order, &communicator,
@@ -179,13 +197,15 @@ std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const 
   if (communicator == nullptr) return nullptr;
   int rank = 0;
   TESSERA_NCCL(ncclCommUserRank, communicator, &rank);
-  return std::unique_ptr<GpuGroup>(new GpuGroup(family_, communicator, rank, size));
+  return std::unique_ptr<GpuGroup>(
+      new GpuGroup(family_, communicator, rank, size, traffic, shares ? member_->stream : new_stream()));
 }
 
 std::unique_ptr<GpuGroup> GpuGroup::link(const Id& id, int rank) const {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 1;
-  return std::unique_ptr<GpuGroup>(new GpuGroup(family_, connect(id, rank, 2, config, family_->progress), rank, 2));
+  return std::unique_ptr<GpuGroup>(
+      new GpuGroup(family_, connect(id, rank, 2, config, family_->progress), rank, 2, member_->traffic, new_stream()));
 }
 
 template <typename Put>
@@ -194,14 +214,14 @@ Fence GpuGroup::put(const std::string& title, Put&& put_operation) {
   const std::uint32_t id = family_->id_of(title);
   Fence operands_are_there, end;
   operands_are_there.record(family_->computation);
-  own.stream.wait(operands_are_there);
-  own.begun.put(own.stream, id);
+  own.stream->wait(operands_are_there);
+  own.begun.put(*own.stream, id);
   {
     const Progress::Watched watched(family_->progress, title);  // the first operation that needs a connection makes it
-    put_operation(own.communicator, own.stream.handle());
+    put_operation(own.communicator, own.stream->handle());
   }
-  own.ended.put(own.stream, id);
-  end.record(own.stream);
+  own.ended.put(*own.stream, id);
+  end.record(*own.stream);
   return end;
 }
 
@@ -218,7 +238,7 @@ Fence GpuGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write write,
     const Tensor& sum = write == Write::kAssign ? out : own;
     TESSERA_NCCL(ncclReduceScatter, in.raw(), sum.raw(), static_cast<std::size_t>(out.num_elements()),
                  type_of(in.dtype()), ncclSum, communicator, stream);
-    if (write == Write::kAccumulate) put_sum(member_->stream, own, out);
+    if (write == Write::kAccumulate) put_sum(*member_->stream, own, out);
   });
 }
 
@@ -274,7 +294,7 @@ std::unique_ptr<SymmetricWindow> GpuGroup::allocate_window(std::size_t num_bytes
           "parallelism.expert_parallel_comm_backend = \"standard\"",
           reachable, member_->size);
   return std::make_unique<GpuWindow>(member_->communicator, std::shared_ptr<const bool>(family_, &family_->aborted),
-                                     member_->stream, member_->size, num_bytes);
+                                     *member_->stream, member_->size, num_bytes);
 }
 
 const Stream& GpuGroup::computation() const { return family_->computation; }

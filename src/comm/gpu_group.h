@@ -1,14 +1,16 @@
 // The ranks of a group, each with its own GPU, and the NCCL operations between them. A ProcessGroup uses a GpuGroup for
 // tensors in GPU memory.
 //
-// Each group has a stream. An operation on it starts after all work that is on the computation's stream at the time of
-// the call. The host goes on. The returned fence marks the operation's end. A graph can record all of this.
+// An operation runs on a stream of its kind of traffic or of its link. It starts after all work that is on the
+// computation's stream at the time of the call. The host goes on. The returned fence marks the operation's end. A graph
+// can record all of this.
 //
 // The GPU writes into host memory which operation it has reached. So describe() can say in which operation the GPU
 // hangs, also in a replayed graph.
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,6 +19,18 @@
 #include "comm/transport/transport.h"
 #include "device/cuda.h"
 #include "tensor/tensor.h"
+
+namespace tessera {
+
+/// What a group moves. Operations of one kind of traffic run one at a time on a GPU. Those of different kinds do not
+/// wait for each other. So an exchange that the computation waits for does not queue behind a layer's weights.
+enum class Traffic {
+  kWeights,      // weights, their gradients, and all that is not below
+  kActivations,  // between the ranks that share a sequence
+  kExperts       // between the ranks of an expert-parallel group
+};
+
+}  // namespace tessera
 
 namespace tessera::cuda {
 
@@ -35,11 +49,10 @@ class GpuGroup {
   GpuGroup& operator=(const GpuGroup&) = delete;
 
   /// Splits the group. Ranks with the same color form a new group, sorted by `order`. All ranks must call it together.
-  /// Returns null if `size` is 1.
-  std::unique_ptr<GpuGroup> split(int color, int order, int size) const;
-  /// Makes a group of two of the ranks, which become ranks 0 and 1. Both must call it together. NCCL runs one operation
-  /// at a time among groups that were split from each other. A link's operations neither wait for theirs nor delay
-  /// them.
+  /// Returns null if `size` is 1. Groups of one kind of traffic share NCCL's resources and a stream.
+  std::unique_ptr<GpuGroup> split(int color, int order, int size, Traffic traffic);
+  /// Makes a group of two of the ranks, which become ranks 0 and 1. Both must call it together. A link's operations
+  /// neither wait for other groups' nor delay them.
   std::unique_ptr<GpuGroup> link(const Id& id, int rank) const;
   /// The number of SMs that other kernels should leave to a link. Its operation occupies an SM until the other rank
   /// arrives.
@@ -75,13 +88,17 @@ class GpuGroup {
  private:
   struct Family;
   struct Member;
-  GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size);
+  GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size, Traffic traffic,
+           std::shared_ptr<const Stream> stream);
 
+  std::unique_ptr<GpuGroup> split_communicator(int color, int order, int size, Traffic traffic) const;
   template <typename Put>
   Fence put(const std::string& title, Put&& put_operation);
 
   std::shared_ptr<Family> family_;
   std::unique_ptr<Member> member_;
+  std::map<Traffic, std::unique_ptr<GpuGroup>>
+      parents_;  // all ranks again, for traffic of other kinds than the group's
 };
 
 }  // namespace tessera::cuda

@@ -14,7 +14,7 @@ struct GpuGroup::Member {};
 GpuGroup::Id GpuGroup::make_id() { refuse(); }
 GpuGroup::GpuGroup(const Id&, int, int, const Stream&, Progress&) { refuse(); }
 GpuGroup::~GpuGroup() = default;
-std::unique_ptr<GpuGroup> GpuGroup::split(int, int, int) const { refuse(); }
+std::unique_ptr<GpuGroup> GpuGroup::split(int, int, int, Traffic) { refuse(); }
 std::unique_ptr<GpuGroup> GpuGroup::link(const Id&, int) const { refuse(); }
 Fence GpuGroup::all_gather(const Tensor&, const Tensor&, const std::string&) { refuse(); }
 Fence GpuGroup::reduce_scatter(const Tensor&, const Tensor&, Write, const std::string&) { refuse(); }

@@ -656,7 +656,7 @@ void ProcessGroup::barrier(std::string_view name) {
       .wait();
 }
 
-ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
+ProcessGroup ProcessGroup::split(int color, int order, std::string axis, Traffic traffic) {
   if (transport_ == nullptr) return {};
   std::unique_ptr<Transport> part;
   {
@@ -669,7 +669,7 @@ ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
   const double own = world_rank(rank());
   const std::vector<double> ranks = group.all_gather(std::span(&own, 1), "ranks in the world");
   group.world_ranks_ = std::make_shared<const std::vector<int>>(ranks.begin(), ranks.end());
-  if (gpu_ != nullptr) group.gpu_ = gpu_->split(color, order, group.size());
+  if (gpu_ != nullptr) group.gpu_ = gpu_->split(color, order, group.size(), traffic);
   return group;
 }
 

@@ -130,7 +130,7 @@ class ProcessGroup {
 
   /// Returns the group of the ranks with the same color, sorted by `order`. All ranks of this group must call it
   /// together.
-  ProcessGroup split(int color, int order, std::string axis);
+  ProcessGroup split(int color, int order, std::string axis, Traffic traffic = Traffic::kWeights);
   /// Allocates memory that the ranks of this group share. It is GPU memory if the group uses GPUs. All its ranks must
   /// call it together.
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);

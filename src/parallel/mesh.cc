@@ -101,6 +101,7 @@ struct Group {
   ProcessGroup Mesh::*of;
   const char* axis;
   std::int64_t color;
+  Traffic traffic = Traffic::kWeights;
 };
 
 std::vector<Group> groups_of(const MeshDegrees& d, const MeshPlace& place) {
@@ -109,20 +110,24 @@ std::vector<Group> groups_of(const MeshDegrees& d, const MeshPlace& place) {
   const std::int64_t data_rank = place.dp_shard * d.cp * d.tp + part;  // rank within its stage and replica
   const std::int64_t num_data_ranks = d.dp_shard * d.cp * d.tp;
   const std::int64_t ep_group = stage_replica * num_data_ranks + place.ep_shard;
-  std::vector<Group> groups = {{&Mesh::pp, "pp", place.dp_replicate * num_data_ranks + data_rank},
-                               {&Mesh::dp_replicate, "dp_replicate", place.pp * num_data_ranks + data_rank},
-                               {&Mesh::cp, "cp", (stage_replica * d.dp_shard + place.dp_shard) * d.tp + place.tp},
-                               {&Mesh::tp, "tp", (stage_replica * d.dp_shard + place.dp_shard) * d.cp + place.cp},
-                               {&Mesh::ep, "ep", ep_group},
-                               {&Mesh::sequence, "cp_tp", stage_replica * d.dp_shard + place.dp_shard},
-                               {&Mesh::tokens, "dp_cp_tp", place.pp},
-                               {&Mesh::shard_of_cut, "dp_shard_cp", stage_replica * d.tp + place.tp},
-                               {&Mesh::shard_of_whole, "dp_shard_cp_tp", stage_replica},
-                               {&Mesh::shard_of_experts, "ep_shard", stage_replica * num_data_ranks + place.ep},
-                               {&Mesh::model, "model", place.dp_replicate}};
+  // Each kind of traffic takes resources of its own, so it must have groups of several ranks.
+  const Traffic activations = d.cp * d.tp > 1 ? Traffic::kActivations : Traffic::kWeights;
+  const Traffic experts = d.ep > 1 ? Traffic::kExperts : Traffic::kWeights;
+  std::vector<Group> groups = {
+      {&Mesh::pp, "pp", place.dp_replicate * num_data_ranks + data_rank},
+      {&Mesh::dp_replicate, "dp_replicate", place.pp * num_data_ranks + data_rank},
+      {&Mesh::cp, "cp", (stage_replica * d.dp_shard + place.dp_shard) * d.tp + place.tp, activations},
+      {&Mesh::tp, "tp", (stage_replica * d.dp_shard + place.dp_shard) * d.cp + place.cp, activations},
+      {&Mesh::ep, "ep", ep_group, experts},
+      {&Mesh::sequence, "cp_tp", stage_replica * d.dp_shard + place.dp_shard, activations},
+      {&Mesh::tokens, "dp_cp_tp", place.pp},
+      {&Mesh::shard_of_cut, "dp_shard_cp", stage_replica * d.tp + place.tp},
+      {&Mesh::shard_of_whole, "dp_shard_cp_tp", stage_replica},
+      {&Mesh::shard_of_experts, "ep_shard", stage_replica * num_data_ranks + place.ep},
+      {&Mesh::model, "model", place.dp_replicate}};
   if (d.num_ep_domains() > 1) {
-    groups.push_back({&Mesh::ep_within, "ep_within", ep_group * d.ep + place.ep / d.ep_domain});
-    groups.push_back({&Mesh::ep_across, "ep_across", ep_group * d.ep + place.ep % d.ep_domain});
+    groups.push_back({&Mesh::ep_within, "ep_within", ep_group * d.ep + place.ep / d.ep_domain, experts});
+    groups.push_back({&Mesh::ep_across, "ep_across", ep_group * d.ep + place.ep % d.ep_domain, experts});
   }
   return groups;
 }
@@ -152,7 +157,7 @@ Mesh::Mesh(ProcessGroup& world, const MeshDegrees& resolved)
     : degrees(resolved), place(place_of(resolved, world.rank())) {
   TESSERA_CHECK(world.size() == resolved.num_ranks(), "{} {}", world.size(), resolved.num_ranks());
   for (const Group& group : groups_of(degrees, place)) {
-    this->*group.of = world.split(static_cast<int>(group.color), world.rank(), group.axis);
+    this->*group.of = world.split(static_cast<int>(group.color), world.rank(), group.axis, group.traffic);
   }
 }
 

@@ -202,6 +202,30 @@ TEST_F(GpuGroups, Split) {
   });
 }
 
+/// Rank 0 begins an operation on weights that the others begin later. Meanwhile operations of other kinds must end.
+TEST_F(GpuGroups, KindsOfTrafficDoNotWaitForEachOther) {
+  on_gpus([](Rank& r) {
+    for (const Traffic traffic : {Traffic::kActivations, Traffic::kExperts}) {
+      ProcessGroup other = r.world.split(0, r.world.rank(), "other", traffic);
+      for (int round = 0; round < 2; ++round) {  // connections are made in the first one
+        const bool begins_early = round == 1 && r.world.rank() == 0;
+        const Tensor x = r.own(1000), y = r.own(1000);
+        Work late;
+        if (begins_early) late = r.world.all_reduce(x, "weights");
+        other.all_reduce(y, "test").wait();
+        cuda::Event done;
+        done.record(r.computation);
+        r.world.wait_for_gpu(done, "the other kind");
+        r.world.barrier("the other kind");
+        if (!begins_early) late = r.world.all_reduce(x, "weights");
+        late.wait();
+        EXPECT_EQ(r.read(x)[1], sum_of_all(r.world.size(), 1));
+        EXPECT_EQ(r.read(y)[1], sum_of_all(r.world.size(), 1));
+      }
+    }
+  });
+}
+
 /// Collectives of two groups overlap, and the test waits late for one of them. A graph records them and replays them.
 TEST_F(GpuGroups, AsPartsOfAGraph) {
   on_gpus([](Rank& r) {
