@@ -26,7 +26,9 @@ SAME = {
     "job": ("", "dump_folder"),
     "model": ("", "hf_assets_path"),
     "lr_scheduler": ("lr_scheduler", "warmup_steps decay_type min_lr_factor"),
-    "training": ("training", "local_batch_size global_batch_size seq_len max_norm steps dtype mixed_precision_param"),
+    "training": (
+        "training",
+        "local_batch_size global_batch_size seq_len max_norm steps dtype mixed_precision_param mixed_precision_reduce"),
     "parallelism": (
         "parallelism",
         "data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward tensor_parallel_degree "
@@ -51,7 +53,6 @@ IGNORED_BECAUSE = (
     ("everything is compiled", "compile", "enable enable_async_tensor_parallel components backend"),
     ("the engine decides how it launches kernels", "training", "disable_cuda_graphs"),
     ("there is no Python", "training", "gc_freq gc_debug"),
-    ("gradients are summed in float32", "training", "mixed_precision_reduce"),
     ("the engine chooses its collectives", "parallelism", "enable_fsdp_symm_mem"),
     ("tensor-parallel ranks always share the sequence between products", "parallelism", "enable_sequence_parallel"),
     ("a matter of PyTorch", "parallelism", "spmd_backend"),

@@ -101,9 +101,14 @@ MUTANTS = [
 # These drop one exchange between ranks. Cases of GradientsOnGpus must fail. `--meshes` runs them, on two GPUs.
 MESH_MUTANTS = [
     ("FSDP: a unit's gradients are not summed", "params/unit_slots.cc",
-     "if (bucket.unit != slot.unit || !table_->sharded(bucket)) continue;\n    const std::int64_t size",
-     "if (bucket.unit != slot.unit || bucket.unit == 2 || !table_->sharded(bucket)) continue;\n"
-     "    const std::int64_t size", "params/unit_slots.cc", "fsdp2_bfloat16"),
+     "bucket.unit != slot.unit || !table_->sharded(bucket)",
+     "bucket.unit != slot.unit || bucket.unit == 2 || !table_->sharded(bucket)", "params/unit_slots.cc",
+     "fsdp2_bfloat16"),
+    ("FSDP in bfloat16: the last rank's gradients are not summed", "comm/gpu_group_kernels.cu", "rank < num_parts;",
+     "rank < num_parts - 1;", "comm/gpu_group_kernels.cu", "fsdp2_reduce_bfloat16"),
+    ("FSDP in bfloat16: the high numbers of words are those of their neighbours", "comm/gpu_group_kernels.cu",
+     "rounded_pair(low.x, high.x)", "rounded_pair(low.x, high.y)", "comm/gpu_group_kernels.cu",
+     "fsdp2_reduce_bfloat16"),
     ("replicas: gradients are not summed", "params/parameters.cc",
      'mesh().dp_replicate.all_reduce(all_gradients(), "the gradients of the replicas").wait();', "",
      "params/parameters.cc", "replicate2_bfloat16"),

@@ -242,6 +242,24 @@ Fence GpuGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write write,
   });
 }
 
+// Each part of `in` holds this rank's rounded numbers in its first half. Its second half receives the numbers that the
+// part's rank sends.
+Fence GpuGroup::reduce_scatter_as_bfloat16(const Tensor& in, const Tensor& out, Write write, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    put_rounding(member_->stream, in, member_->size);
+    const std::size_t half = out.num_bytes() / 2;
+    TESSERA_NCCL(ncclGroupStart);
+    for (int peer = 0; peer < member_->size; ++peer) {
+      if (peer == member_->rank) continue;
+      std::byte* part = static_cast<std::byte*>(in.raw()) + static_cast<std::size_t>(peer) * out.num_bytes();
+      TESSERA_NCCL(ncclSend, part, half, ncclUint8, peer, communicator, stream);
+      TESSERA_NCCL(ncclRecv, part + half, half, ncclUint8, peer, communicator, stream);
+    }
+    TESSERA_NCCL(ncclGroupEnd);
+    put_sum_of_rounded(member_->stream, in, member_->rank, out, write);
+  });
+}
+
 Fence GpuGroup::all_reduce(const Tensor& x, const std::string& title) {
   return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
     TESSERA_NCCL(ncclAllReduce, x.raw(), x.raw(), static_cast<std::size_t>(x.num_elements()), type_of(x.dtype()),

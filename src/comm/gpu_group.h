@@ -61,6 +61,7 @@ class GpuGroup {
   // The functions below are the operations of process_group.h. `title` says what moves between which ranks.
   Fence all_gather(const Tensor& in, const Tensor& out, const std::string& title);
   Fence reduce_scatter(const Tensor& in, const Tensor& out, Write write, const std::string& title);
+  Fence reduce_scatter_as_bfloat16(const Tensor& in, const Tensor& out, Write write, const std::string& title);
   Fence all_reduce(const Tensor& x, const std::string& title);
   Fence all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                      std::span<const std::int64_t> out_rows, std::size_t row_bytes, const std::string& title);

@@ -36,6 +36,16 @@ class Note {
 /// Puts out += x on the stream. The tensors are float32 or bfloat16.
 void put_sum(const Stream& stream, const Tensor& x, const Tensor& out);
 
+/// Puts a kernel on the stream that rounds x [num_parts · n], float32, to bfloat16 in place. The rounded numbers fill
+/// the first half of each part. Word i of a half has the numbers i (in its low bits) and i + n/2. n must be a multiple
+/// of 8.
+void put_rounding(const Stream& stream, const Tensor& x, int num_parts);
+
+/// Puts out (= or +=) the sum of rounded parts on the stream. `x` is that of put_rounding(), and `out` [n] is float32.
+/// The numbers of rank `own` are in the first half of its part, and those of the other ranks in the second halves of
+/// theirs. They are added in the order of the ranks.
+void put_sum_of_rounded(const Stream& stream, const Tensor& x, int own, const Tensor& out, Write write);
+
 /// Returns the address of each rank's part of a window, as this GPU sees it. All ranks of the window must be able to
 /// reach each other's memory. Waits for the GPU.
 std::vector<std::byte*> peers_of_window(const Stream& stream, ncclWindow_t window, int size);

@@ -18,6 +18,7 @@ std::unique_ptr<GpuGroup> GpuGroup::split(int, int, int, Traffic) { refuse(); }
 std::unique_ptr<GpuGroup> GpuGroup::link(const Id&, int) const { refuse(); }
 Fence GpuGroup::all_gather(const Tensor&, const Tensor&, const std::string&) { refuse(); }
 Fence GpuGroup::reduce_scatter(const Tensor&, const Tensor&, Write, const std::string&) { refuse(); }
+Fence GpuGroup::reduce_scatter_as_bfloat16(const Tensor&, const Tensor&, Write, const std::string&) { refuse(); }
 Fence GpuGroup::all_reduce(const Tensor&, const std::string&) { refuse(); }
 Fence GpuGroup::all_to_all_v(const Tensor&, std::span<const std::int64_t>, const Tensor&, std::span<const std::int64_t>,
                              std::size_t, const std::string&) {

@@ -37,13 +37,14 @@ struct Range {
 
 std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); }
 
-/// Computes out (= or +=) the sum of parts[r] over r, in the order of r.
-template <typename T>
+constexpr std::size_t kBlock = 1024;  // numbers that loops take at a time
+
+/// Computes out (= or +=) the sum of parts[r] over r, in the order of r. A part has `num_bytes`.
+template <typename T, typename Out>
 void add_parts(std::span<const std::byte* const> parts, std::size_t num_bytes, Write write, std::byte* out) {
-  constexpr std::size_t kBlock = 1024;
   std::array<float, kBlock> sums;
   const std::size_t count = num_bytes / sizeof(T);
-  T* target = reinterpret_cast<T*>(out);
+  Out* target = reinterpret_cast<Out*>(out);
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t size = std::min(kBlock, count - begin);
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -53,17 +54,37 @@ void add_parts(std::span<const std::byte* const> parts, std::size_t num_bytes, W
       }
     }
     for (std::size_t i = 0; i < size; ++i) {
-      T& number = target[begin + i];
-      number = T(write == Write::kAssign ? sums[i] : static_cast<float>(number) + sums[i]);
+      Out& number = target[begin + i];
+      number = Out(write == Write::kAssign ? sums[i] : static_cast<float>(number) + sums[i]);
     }
   }
 }
 
+/// Rounds float32 numbers to bfloat16. These fill the first half of the same memory.
+void round_in_place(std::byte* numbers, std::size_t count) {
+  std::array<float, kBlock> block;
+  std::array<BFloat16, kBlock> rounded;
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t size = std::min(kBlock, count - begin);
+    std::memcpy(block.data(), numbers + begin * sizeof(float), size * sizeof(float));
+    for (std::size_t i = 0; i < size; ++i) rounded[i] = BFloat16(block[i]);
+    std::memcpy(numbers + begin * sizeof(BFloat16), rounded.data(), size * sizeof(BFloat16));
+  }
+}
+
+/// The type in which the numbers of a sum are sent, and the type of the sum.
+struct SumTypes {
+  DType sent, sum;
+};
+
 using AddParts = void (*)(std::span<const std::byte* const>, std::size_t, Write, std::byte*);
 
-AddParts add_parts_of(DType dtype) {
-  TESSERA_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, "a sum of {}", name_of(dtype));
-  return dtype == DType::kFloat32 ? add_parts<float> : add_parts<BFloat16>;
+AddParts add_parts_of(SumTypes types) {
+  constexpr DType kWide = DType::kFloat32, kNarrow = DType::kBFloat16;
+  if (types.sent == kWide && types.sum == kWide) return add_parts<float, float>;
+  if (types.sent == kNarrow && types.sum == kWide) return add_parts<BFloat16, float>;
+  TESSERA_CHECK(types.sent == kNarrow && types.sum == kNarrow, "a sum of {}", name_of(types.sent));
+  return add_parts<BFloat16, BFloat16>;
 }
 
 /// Computes this rank's range of a sum. The other ranks send their parts of that range piece by piece; two pieces are
@@ -71,7 +92,7 @@ AddParts add_parts_of(DType dtype) {
 class RangeSum {
  public:
   /// Sums the ranks' buffers `in`, which are cut into `ranges`, one per rank. `out` receives this rank's range.
-  RangeSum(Transport& transport, int tag, std::byte* in, std::vector<Range> ranges, DType dtype, Write write,
+  RangeSum(Transport& transport, int tag, std::byte* in, std::vector<Range> ranges, SumTypes types, Write write,
            std::byte* out)
       : transport_(transport),
         tag_(tag),
@@ -79,7 +100,8 @@ class RangeSum {
         ranges_(std::move(ranges)),
         write_(write),
         out_(out),
-        add_(add_parts_of(dtype)),
+        types_(types),
+        add_(add_parts_of(types)),
         slots_{Slot{{}, Messages(transport)}, Slot{{}, Messages(transport)}},
         sends_(transport) {
     std::size_t longest = 0;
@@ -140,7 +162,8 @@ class RangeSum {
       parts.push_back(rank == own_rank ? in_ + own.begin
                                        : slots_[piece % slots_.size()].received.data() + rank * own_piece_);
     }
-    add_(parts, own.size(), write_, out_ + (own.begin - ranges_[own_rank].begin));
+    const std::size_t first = (own.begin - ranges_[own_rank].begin) / size_of(types_.sent);
+    add_(parts, own.size(), write_, out_ + first * size_of(types_.sum));
   }
 
   Transport& transport_;
@@ -149,6 +172,7 @@ class RangeSum {
   std::vector<Range> ranges_;
   Write write_;
   std::byte* out_;
+  SumTypes types_;
   AddParts add_;
   std::size_t num_pieces_ = 0, own_piece_ = 0, next_ = 0;
   std::array<Slot, 2> slots_;
@@ -177,7 +201,7 @@ class AllReduce : public Operation {
         tag_(tag),
         x_(x),
         ranges_(ranges),
-        sum_(transport, tag, x, ranges, dtype, Write::kAssign,
+        sum_(transport, tag, x, ranges, {dtype, dtype}, Write::kAssign,
              x + ranges[static_cast<std::size_t>(transport.rank())].begin),
         messages_(transport) {}
 
@@ -220,7 +244,7 @@ class SmallAllReduce : public GatherInRounds {
     if (!GatherInRounds::advance()) return false;
     std::vector<const std::byte*> parts;
     for (int rank = 0; rank < num_ranks_; ++rank) parts.push_back(part(rank).data());
-    add_parts_of(dtype_)(parts, x_.size(), Write::kAssign, x_.data());
+    add_parts_of({dtype_, dtype_})(parts, x_.size(), Write::kAssign, x_.data());
     return true;
   }
 
@@ -253,11 +277,11 @@ class SmallAllGather : public GatherInRounds {
 /// Exchanges small parts of all ranks, and sums those of this rank.
 class SmallReduceScatter : public ExchangeInRounds {
  public:
-  SmallReduceScatter(std::string name, Transport& transport, int tag, std::span<const std::byte> in, DType dtype,
+  SmallReduceScatter(std::string name, Transport& transport, int tag, std::span<const std::byte> in, SumTypes types,
                      Write write, std::byte* out)
       : ExchangeInRounds(std::move(name), transport, tag, in),
         num_ranks_(transport.size()),
-        dtype_(dtype),
+        types_(types),
         write_(write),
         out_(out) {}
 
@@ -265,13 +289,13 @@ class SmallReduceScatter : public ExchangeInRounds {
     if (!ExchangeInRounds::advance()) return false;
     std::vector<const std::byte*> parts;
     for (int rank = 0; rank < num_ranks_; ++rank) parts.push_back(part_from(rank).data());
-    add_parts_of(dtype_)(parts, part_from(0).size(), write_, out_);
+    add_parts_of(types_)(parts, part_from(0).size(), write_, out_);
     return true;
   }
 
  private:
   int num_ranks_;
-  DType dtype_;
+  SumTypes types_;
   Write write_;
   std::byte* out_;
 };
@@ -466,22 +490,42 @@ Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write wri
   }
   if (size() == 1) {
     const std::byte* part = bytes_of(in);
-    add_parts_of(in.dtype())(std::span(&part, 1), in.num_bytes(), write, bytes_of(out));
+    add_parts_of({in.dtype(), out.dtype()})(std::span(&part, 1), in.num_bytes(), write, bytes_of(out));
     return {};
   }
-  const FlightRecorder::NewEvent event{.kind = FlightKind::kReduceScatter, .bytes = in.num_bytes()};
+  return start_reduce_scatter({bytes_of(in), in.num_bytes()}, in.dtype(), out, write, name);
+}
+
+Work ProcessGroup::start_reduce_scatter(std::span<std::byte> in, DType sent, const Tensor& out, Write write,
+                                        std::string_view name) {
+  const SumTypes types{sent, out.dtype()};
+  const FlightRecorder::NewEvent event{.kind = FlightKind::kReduceScatter, .bytes = in.size()};
   const int tag = next_tag();
-  if (in_rounds(size(), out.num_bytes())) {
-    return start(
-        std::make_shared<SmallReduceScatter>(title("reduce-scatter", name), *transport_, tag,
-                                             std::span(bytes_of(in), in.num_bytes()), in.dtype(), write, bytes_of(out)),
-        event);
+  if (in_rounds(size(), in.size() / static_cast<std::size_t>(size()))) {
+    return start(std::make_shared<SmallReduceScatter>(title("reduce-scatter", name), *transport_, tag, in, types, write,
+                                                      bytes_of(out)),
+                 event);
   }
+  std::vector<Range> ranges = even_ranges(out.num_elements() * size(), size_of(sent), size());
   return start(std::make_shared<ReduceScatter>(
                    title("reduce-scatter", name),
-                   RangeSum(*transport_, tag, bytes_of(in), even_ranges(in.num_elements(), size_of(in.dtype()), size()),
-                            in.dtype(), write, bytes_of(out))),
+                   RangeSum(*transport_, tag, in.data(), std::move(ranges), types, write, bytes_of(out))),
                event);
+}
+
+Work ProcessGroup::reduce_scatter_as_bfloat16(const Tensor& in, const Tensor& out, Write write, std::string_view name) {
+  if (size() == 1) return reduce_scatter(in, out, write, name);
+  TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == DType::kFloat32 &&
+                    out.dtype() == DType::kFloat32 && in.num_elements() == out.num_elements() * size(),
+                "{} {}", in.shape().to_string(), out.shape().to_string());
+  const std::size_t num_bytes = in.num_bytes() / 2;
+  if (in.device() == Device::kMeta) return note("all_to_all", num_bytes);
+  if (on_gpu(in)) {
+    record({.kind = FlightKind::kReduceScatter, .bytes = num_bytes, .on_gpu = true});
+    return work_of(gpu_->reduce_scatter_as_bfloat16(in, out, write, title("reduce-scatter", name)));
+  }
+  round_in_place(bytes_of(in), static_cast<std::size_t>(in.num_elements()));
+  return start_reduce_scatter({bytes_of(in), num_bytes}, DType::kBFloat16, out, write, name);
 }
 
 Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {

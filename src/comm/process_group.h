@@ -11,7 +11,8 @@
 //
 // Tensors in GPU memory move through NCCL once use_gpu() has connected the ranks' GPUs. An operation begins when the
 // computation's stream has produced its operands. Work that is put on that stream after wait() runs when the operation
-// is complete. The host does not wait. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
+// is complete. The host does not wait. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks, except
+// in reduce_scatter_as_bfloat16().
 #pragma once
 
 #include <algorithm>
@@ -77,6 +78,11 @@ class ProcessGroup {
   /// Sums in [size · n] over ranks and assigns or adds this rank's part of the sum to out [n]. The contents of `in` are
   /// undefined afterwards. Both are float32, or both bfloat16. `out` must not be a part of `in`.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
+  /// Sums float32 numbers as reduce_scatter() does, but sends half of the bytes. Each rank rounds all its numbers to
+  /// bfloat16, its own part of the sum as well, so a sum does not depend on the rank that makes it. The rank of a part
+  /// adds the rounded numbers in float32, in the order of the ranks, also on GPUs. There, n must be a multiple of 8.
+  /// Needs no memory besides `in`. In a group of one rank nothing is rounded.
+  Work reduce_scatter_as_bfloat16(const Tensor& in, const Tensor& out, Write write, std::string_view name);
   /// Replaces x by the sum of all ranks' x. x is float32 or bfloat16. On GPUs it may also be float64.
   Work all_reduce(const Tensor& x, std::string_view name);
   /// Sends part r of in [size · n] to rank r. Part r of out [size · n] is received from rank r.
@@ -159,6 +165,8 @@ class ProcessGroup {
   /// Records an event in the flight recorder.
   std::uint64_t record(const FlightRecorder::NewEvent& event) const;
   Work start(std::shared_ptr<Operation> operation, const FlightRecorder::NewEvent& event);
+  /// Starts to sum numbers of type `sent` in memory of the CPU, into this rank's part, `out`.
+  Work start_reduce_scatter(std::span<std::byte> in, DType sent, const Tensor& out, Write write, std::string_view name);
   bool on_gpu(const Tensor& x) const;
   struct OpenLink {
     int peer;

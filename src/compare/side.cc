@@ -72,9 +72,9 @@ bool may_differ_between_sides(const std::string& key) {
                              "parallelism.", "validation."}) {
     if (key.starts_with(prefix)) return true;
   }
-  for (const char* name :
-       {"model.converters", "model.print_after_conversion", "model.flavor", "dataset.val",
-        "training.mixed_precision_param", "optimizer.state_dtype", "training.num_threads", "debug.seed"}) {
+  for (const char* name : {"model.converters", "model.print_after_conversion", "model.flavor", "dataset.val",
+                           "training.mixed_precision_param", "training.mixed_precision_reduce", "optimizer.state_dtype",
+                           "training.num_threads", "debug.seed"}) {
     if (key == name) return true;
   }
   return false;

@@ -35,7 +35,6 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("compile.*", kValue, "everything is compiled");
   t.ignore("parallelism.enable_async_tensor_parallel", kFlag, "a matter of torch.compile");
   t.ignore("optimizer.implementation", kValue, "there is one implementation");
-  t.accept_only("training.mixed_precision_reduce", kValue, {"float32"}, "gradients are summed in float32");
   t.accept_only("checkpoint.initial_load_model_only", kFlag, {"true"},
                 "initial_load_path gives the weights only; a run with the optimizer's state goes on in its folder");
   t.ignore("checkpoint.initial_load_in_hf_quantized", kFlag, "FP8 weights are recognised by their scales");
@@ -256,6 +255,10 @@ void add_training_keys(ConfigTable& t, JobConfig& c) {
   t.add("training.dtype", c.training.dtype, "type of master weights and gradients: float32");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,
         {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
+  t.add("training.mixed_precision_reduce", c.training.mixed_precision_reduce,
+        {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}},
+        "type in which the ranks of an FSDP group send each other their gradients of a unit; the sum is float32 with "
+        "both, and bfloat16 sends half of the bytes");
   t.add("training.device", c.training.device,
         {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
         "where to compute; auto: on GPUs, if each rank of the machine has one, else on CPUs");

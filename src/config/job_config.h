@@ -66,6 +66,7 @@ struct JobConfig {
     std::int64_t steps = 10000;
     std::string dtype = "float32";
     DType mixed_precision_param = DType::kBFloat16;
+    DType mixed_precision_reduce = DType::kFloat32;
     DeviceChoice device = DeviceChoice::kAuto;
     std::int64_t num_threads = 0;
   } training;

@@ -29,8 +29,10 @@ struct Model::MtpModule {
 namespace {
 
 StorageOptions storage_options(const ModelConfig& config, const ModelOptions& options) {
-  StorageOptions storage{
-      .optimizer = options.optimizer, .keep_gathered = options.keep_gathered, .keep_gradients = options.keep_gradients};
+  StorageOptions storage{.optimizer = options.optimizer,
+                         .keep_gathered = options.keep_gathered,
+                         .keep_gradients = options.keep_gradients,
+                         .reduce = options.reduce};
   // A multi-token prediction module needs the embedding and the head beside its own unit and the next.
   if (config.num_mtp_modules > 0) storage.at_once = {.layers = 2, .vocabulary = 2, .together = 4};
   return storage;

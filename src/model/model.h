@@ -23,6 +23,8 @@ struct ModelOptions {
   bool keep_gathered = false;
   /// Sums gradients over the ranks only once per step.
   bool keep_gradients = false;
+  /// The type in which the ranks of a shard group send gradients to be summed.
+  DType reduce = DType::kFloat32;
   /// Keeps the weights' copies in low precision from pass to pass.
   bool keep_quantized = true;
   /// The stages of a pipeline that this rank has, in their order. If it is empty, the whole model is one stage.

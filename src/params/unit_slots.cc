@@ -188,11 +188,14 @@ void UnitSlots::start_reducing(Slot& slot, const FirstWrites& first_writes) {
   if (is_allocated_) first_writes.require_assigned(slot.unit);
   for (const ParameterTable::Bucket& bucket : table_->buckets()) {
     if (bucket.unit != slot.unit || !table_->sharded(bucket)) continue;
-    const std::int64_t size = bucket.shard_size * table_->group(bucket).size();
-    slot.work.push_back(table_->group(bucket).reduce_scatter(
-        in_slot(gradient_slots_, DType::kFloat32, gradient_slots_.index(slot), bucket.slot_offset, {size}),
-        gradients_.rows(bucket.flat_offset, bucket.flat_offset + bucket.shard_size), Write::kAccumulate,
-        fmt::format("the gradients of unit {}", bucket.unit)));
+    ProcessGroup& group = table_->group(bucket);
+    const Tensor parts = in_slot(gradient_slots_, DType::kFloat32, gradient_slots_.index(slot), bucket.slot_offset,
+                                 {bucket.shard_size * group.size()});
+    const Tensor shard = gradients_.rows(bucket.flat_offset, bucket.flat_offset + bucket.shard_size);
+    const std::string name = fmt::format("the gradients of unit {}", bucket.unit);
+    slot.work.push_back(options_.reduce == DType::kBFloat16
+                            ? group.reduce_scatter_as_bfloat16(parts, shard, Write::kAccumulate, name)
+                            : group.reduce_scatter(parts, shard, Write::kAccumulate, name));
   }
 }
 

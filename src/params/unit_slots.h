@@ -23,6 +23,8 @@ struct StorageOptions {
   /// Sums a unit's gradients over a step's micro-batches in a slot of their own. finish_gradients() adds them to the
   /// shards once. Otherwise they are added for every micro-batch.
   bool keep_gradients = false;
+  /// The type in which ranks send their gradients to be summed: float32, or bfloat16, whose sums are float32, too.
+  DType reduce = DType::kFloat32;
   /// How many units are in slots at once, if they share slots: one that is computed and one that is on its way.
   SlotLayout::Counts at_once = {.layers = 2, .vocabulary = 1, .together = 2};
 };

@@ -35,6 +35,7 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   const std::string& reshard = parallelism.fsdp_reshard_after_forward;
   options.keep_gathered = reshard == "never" || (reshard == "default" && is_pipeline);
   options.keep_gradients = is_pipeline && parallelism.pipeline_parallel_reduce_gradients == "step";
+  options.reduce = config.training.mixed_precision_reduce;
   options.keep_quantized = config.quantize.keep_weights;
   const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
   for (std::size_t s = 0; s < stages.size(); ++s) {

@@ -46,7 +46,8 @@ struct RecordedOperator {
 
 /// Describes one transfer between the ranks of a group.
 struct RecordedTransfer {
-  /// The operation's name in ProcessGroup ("all_gather"), or the call's in Dispatcher ("combine").
+  /// The operation's name in ProcessGroup ("all_gather"), or the call's in Dispatcher ("combine"). A
+  /// reduce_scatter_as_bfloat16 is an all_to_all: that is how its numbers move.
   std::string kind;
   std::string axis;   // of the group: ProcessGroup::axis
   int num_ranks = 1;  // of the group

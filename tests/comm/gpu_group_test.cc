@@ -124,6 +124,40 @@ TEST_F(GpuGroups, ReduceScatter) {
   });
 }
 
+/// The sums of numbers that bfloat16 cannot hold are, to the bit, those of the ranks' rounded numbers, added in float32
+/// in the order of the ranks. They are computed by themselves and as parts of a graph. The largest count takes more
+/// than one pass of a kernel's threads.
+TEST_F(GpuGroups, ReduceScatterAsBfloat16) {
+  on_gpus([](Rank& r) {
+    const int size = r.world.size();
+    const auto fraction = [](int rank, std::int64_t i) { return std::sin(static_cast<float>(rank * 7919 + i)); };
+    for (const std::int64_t count : {std::int64_t{8}, std::int64_t{1000}, std::int64_t{600'000}}) {
+      const auto own = [&](std::int64_t i) { return fraction(r.world.rank(), i); };
+      const Tensor in = r.make(count * size, own), source = r.make(count * size, own), out = r.poisoned(count);
+      std::vector<float> expected;
+      for (std::int64_t i = 0; i < count; ++i) {
+        float sum = 0.0f;
+        for (int rank = 0; rank < size; ++rank) {
+          sum += static_cast<float>(BFloat16(fraction(rank, r.world.rank() * count + i)));
+        }
+        expected.push_back(sum);
+      }
+      r.world.reduce_scatter_as_bfloat16(in, out, Write::kAssign, "test").wait();
+      ASSERT_EQ(r.read(out), expected) << count;
+      const cuda::Graph graph(r.computation, [&] {
+        cuda::copy_bytes(r.computation, source.raw(), source.num_bytes(), in.raw());
+        r.world.reduce_scatter_as_bfloat16(in, out, Write::kAccumulate, "test").wait();
+      });
+      for (int replay = 0; replay < 3; ++replay) {
+        const std::vector<float> before = r.read(out);
+        graph.launch(r.computation);
+        const std::vector<float> sums = r.read(out);
+        for (std::size_t i = 0; i < sums.size(); ++i) ASSERT_EQ(sums[i], before[i] + expected[i]) << count << " " << i;
+      }
+    }
+  });
+}
+
 TEST_F(GpuGroups, AllReduce) {
   on_gpus([](Rank& r) {
     for (const std::int64_t count : kCounts) {

@@ -110,6 +110,54 @@ TEST(ProcessGroup, ReduceScatter) {
   on_many_ranks(body);
 }
 
+float as_bfloat16(float x) { return static_cast<float>(BFloat16(x)); }
+
+/// Each rank's numbers are rounded once, and their sum is that of float32 in the order of the ranks. The counts lie
+/// below and above a piece of a sum, and the limit of rounds, which they reach with half as many bytes.
+TEST(ProcessGroup, ReduceScatterAsBfloat16) {
+  const auto body = [](ProcessGroup& group) {
+    std::vector<std::int64_t> counts = kCounts;
+    if (group.size() > kMaxRanks) counts = {0, 1, 7, 1024, 1025, 2048, 2049};
+    const bool rounds = group.size() > 1;
+    // The sums of numbers that are not rounded, or that are rounded again after each addition, are others.
+    std::int64_t num_as_float32 = 0, num_as_sums_of_bfloat16 = 0, num_sums = 0;
+    for (const std::int64_t count : counts) {
+      Arena arena(1 << 24);
+      const Tensor in = floats(arena, count * group.size()), out = floats(arena, count);
+      std::vector<float> expected;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t at = group.rank() * count + i;
+        float sum = rounds ? as_bfloat16(number(0, at)) : number(0, at), narrow_sum = sum;
+        for (int rank = 1; rank < group.size(); ++rank) {
+          sum += as_bfloat16(number(rank, at));
+          narrow_sum = as_bfloat16(narrow_sum + as_bfloat16(number(rank, at)));
+        }
+        expected.push_back(sum);
+        ++num_sums;
+        num_as_float32 += sum == sum_at(group.size(), at) ? 1 : 0;
+        num_as_sums_of_bfloat16 += sum == narrow_sum ? 1 : 0;
+        out.data<float>()[i] = NAN;
+      }
+      fill(in, group.rank());
+      group.reduce_scatter_as_bfloat16(in, out, Write::kAssign, "test").wait();
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(out.data<float>()[i], expected[static_cast<std::size_t>(i)]) << count << " " << i;
+      }
+      std::fill_n(out.data<float>(), count, 0.1f);
+      fill(in, group.rank());
+      group.reduce_scatter_as_bfloat16(in, out, Write::kAccumulate, "test").wait();
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(out.data<float>()[i], 0.1f + expected[static_cast<std::size_t>(i)]) << count << " " << i;
+      }
+    }
+    if (!rounds) return;
+    EXPECT_LT(num_as_float32, num_sums / 10);
+    EXPECT_LT(num_as_sums_of_bfloat16, num_sums * 9 / 10);
+  };
+  on_all_sizes(body);
+  on_many_ranks(body);
+}
+
 TEST(ProcessGroup, AllReduce) {
   on_all_sizes([](ProcessGroup& group) {
     for (const std::int64_t count : kCounts) {

@@ -164,6 +164,57 @@ TEST(Parameters, GradientsOfProductsInSlotsAreAssignedFirst) {
   }
 }
 
+/// Returns a gradient that bfloat16 cannot hold. It depends on the rank and the pass.
+float gradient_number(int rank, int pass, std::int64_t i) {
+  return std::sin(static_cast<float>(1000 * rank + 100 * pass + i));
+}
+
+// Ranks send what a slot has summed, rounded to bfloat16: each micro-batch, or the step. Shards add that up in float32.
+TEST(Parameters, GradientsAreSentInBfloat16) {
+  constexpr int kRanks = 3, kPasses = 2;
+  for (const bool keep : {false, true}) {
+    for (const DType reduce : {DType::kFloat32, DType::kBFloat16}) {
+      comm_test::with_ranks(kRanks, [&](ProcessGroup& world) {
+        Parameters parameters(std::make_shared<Mesh>(world, resolve({}, kRanks)),
+                              {.keep_gradients = keep, .reduce = reduce});
+        const std::vector<ParamId> ids = {parameters.add({"a", {5}, {}}), parameters.add({"b", {37, 11}, {}})};
+        parameters.allocate(DType::kFloat32);
+        parameters.clear_gradients();
+        for (int pass = 0; pass < kPasses; ++pass) {
+          parameters.acquire_gradients(0);
+          for (const ParamId id : ids) {
+            const Tensor gradient = parameters.gradient(id);
+            for (std::int64_t i = 0; i < gradient.num_elements(); ++i) {
+              gradient.data<float>()[i] += gradient_number(world.rank(), pass, i);
+            }
+          }
+          parameters.release_gradients(0);
+        }
+        parameters.finish_gradients();
+        const auto as_sent = [&](float x) { return reduce == DType::kBFloat16 ? static_cast<float>(BFloat16(x)) : x; };
+        const auto expected = [&](std::int64_t i) {
+          float shard = 0.0f;
+          for (int sum = 0; sum < (keep ? 1 : kPasses); ++sum) {
+            float of_ranks = 0.0f;
+            for (int rank = 0; rank < kRanks; ++rank) {
+              const float of_pass = gradient_number(rank, sum, i);
+              of_ranks += as_sent(keep ? of_pass + gradient_number(rank, 1, i) : of_pass);
+            }
+            shard += of_ranks;
+          }
+          return shard;
+        };
+        for (const ParamId id : ids) {
+          const Parameters::Range range = parameters.shard_range(id);
+          for (std::int64_t i = range.begin; i < range.end; ++i) {
+            ASSERT_EQ(parameters.gradient_shard(id).data<float>()[i - range.begin], expected(i)) << i;
+          }
+        }
+      });
+    }
+  }
+}
+
 TEST(Parameters, NamesAreUniqueAndViewsAligned) {
   Parameters parameters;
   parameters.add({"a", {3}, {}});

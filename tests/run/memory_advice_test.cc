@@ -63,6 +63,19 @@ TEST_F(MemoryAdvice, MomentsInBfloat16TakeHalf) {
   EXPECT_THAT(memory_advice({slow}, 0, 1 << 10), Not(HasSubstr("state_dtype")));
 }
 
+TEST_F(MemoryAdvice, GradientsSentInBfloat16TakeNoMemory) {
+  for (const Overrides& overrides : {Overrides{}, Overrides{"--parallelism.pipeline_parallel_degree=2"},
+                                     Overrides{"--parallelism.pipeline_parallel_degree=2"} + kPerMicroBatch}) {
+    const auto plan_with = [&](const Overrides& more) {
+      const JobConfig given = parse_job_config(
+          kSmallModel, overrides + more + Overrides{"--training.seq_len=64", "--training.global_batch_size=32"});
+      const PlannedRun run{given, Device::kCpu, resolve(given.mesh_degrees(), 4)};
+      return memory_plan(run, 0, Recompute::kNone, 2);
+    };
+    EXPECT_EQ(plan_with(kReduceBfloat16), plan_with({}));
+  }
+}
+
 /// Compares the plans of ranks on a mesh that exists with the plans for the same mesh before it exists.
 class PlannedMesh : public ::testing::TestWithParam<MeshCase> {
  protected:
@@ -102,9 +115,9 @@ TEST_P(PlannedMesh, TakesWhatItsRanksTake) {
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, PlannedMesh,
-    ::testing::Values(MeshCase{"fsdp4", 4, {}}, MeshCase{"hsdp", 4, {.dp_replicate = 2}, 1, kMtp},
-                      MeshCase{"tp2", 2, {.tp = 2}, 1, kBalance}, MeshCase{"cp2", 2, {.cp = 2}, 1, kNever},
-                      MeshCase{"ep2_of_fsdp4", 4, {.ep = 2}},
+    ::testing::Values(MeshCase{"fsdp4", 4, {}}, MeshCase{"ep2_of_fsdp4_reduce", 4, {.ep = 2}, 1, kReduceBfloat16},
+                      MeshCase{"hsdp", 4, {.dp_replicate = 2}, 1, kMtp}, MeshCase{"tp2", 2, {.tp = 2}, 1, kBalance},
+                      MeshCase{"cp2", 2, {.cp = 2}, 1, kNever}, MeshCase{"ep2_of_fsdp4", 4, {.ep = 2}},
                       MeshCase{"ep4_direct_mxfp8", 4, {.ep = 4}, 1, kDirect + kMxfp8}, MeshCase{"pp4", 4, {.pp = 4}},
                       MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect},
                       MeshCase{"ep8_of_4x2_direct_mxfp8",

@@ -114,7 +114,8 @@ class Formulas {
         if (unit == layers_[0] || (unit == layers_[1] && !embedding_takes_a_slot)) gathers -= micro_batches_ - 1;
       }
       if (keeps) gathers = 1;
-      bytes_[name] += (n - 1) * shard * (gathers * b_ + (reduces_once ? 1 : micro_batches_) * 4);
+      const auto sent = static_cast<std::int64_t>(size_of(config_.training.mixed_precision_reduce));
+      bytes_[name] += (n - 1) * shard * (gathers * b_ + (reduces_once ? 1 : micro_batches_) * sent);
     }
     const std::int64_t r = mesh_.degrees.dp_replicate, even = (total + r - 1) / r;
     const std::int64_t own = std::min(even, total - mesh_.place.dp_replicate * even);
@@ -251,7 +252,9 @@ class Formulas {
 /// Returns the bytes that a rank sends in a transfer that was recorded.
 std::int64_t sent_bytes(const RecordedTransfer& transfer) {
   const auto bytes = static_cast<std::int64_t>(transfer.bytes), ranks = std::int64_t{transfer.num_ranks};
-  if (transfer.kind == "all_gather" || transfer.kind == "reduce_scatter") return bytes / ranks * (ranks - 1);
+  if (transfer.kind == "all_gather" || transfer.kind == "reduce_scatter" || transfer.kind == "all_to_all") {
+    return bytes / ranks * (ranks - 1);
+  }
   if (transfer.kind == "all_reduce") return bytes * (ranks - 1);  // of few numbers
   EXPECT_EQ(transfer.kind, "send");
   return bytes;
@@ -334,6 +337,8 @@ TEST_P(Communication, IsWhatTheFormulasSay) {
 const Overrides kFloat = {"--training.mixed_precision_param=float32"};
 const Overrides kVocabulary = {fmt::format("--model.args.vocab_size={}", kLargeVocabulary)};
 const Overrides kMicroBatch = {"--parallelism.pipeline_parallel_reduce_gradients=micro_batch"};
+const Overrides kReduce = {"--training.mixed_precision_reduce=bfloat16"};
+const Overrides kMicroBatchReduce = {kMicroBatch[0], kReduce[0]};
 const Overrides kNever = {"--parallelism.fsdp_reshard_after_forward=never"};
 const Overrides kSelective = {"--activation_checkpoint.mode=selective", "--model.args.q_lora_rank=48"};
 const Overrides kFull = {"--activation_checkpoint.mode=full", "--model.args.q_lora_rank=48"};
@@ -358,7 +363,11 @@ INSTANTIATE_TEST_SUITE_P(
         StepCase{"fsdp2", 2, {}}, StepCase{"fsdp4_two", 4, {}, 2}, StepCase{"fsdp2_vocabulary", 2, {}, 3, kVocabulary},
         StepCase{"fsdp3_float", 3, {}, 3, kFloat}, StepCase{"fsdp2_never", 2, {}, 2, kNever},
         StepCase{"fsdp2_mxfp8", 2, {}, 2, kMxfp8}, StepCase{"replicate3", 3, {.dp_replicate = 3}, 2},
-        StepCase{"hsdp", 4, {.dp_replicate = 2}, 2}, StepCase{"tp2", 2, {.tp = 2}},
+        StepCase{"hsdp", 4, {.dp_replicate = 2}, 2}, StepCase{"fsdp4_reduce", 4, {}, 2, kReduce},
+        StepCase{"hsdp_tp2_reduce", 8, {.dp_replicate = 2, .tp = 2}, 1, kReduce},
+        StepCase{"ep2_of_fsdp4_reduce", 4, {.ep = 2}, 1, kReduce},
+        StepCase{"pp2_fsdp2_reduce", 4, {.pp = 2}, 4, kReduce},
+        StepCase{"pp2_fsdp2_micro_batch_reduce", 4, {.pp = 2}, 4, kMicroBatchReduce}, StepCase{"tp2", 2, {.tp = 2}},
         StepCase{"tp2_float", 2, {.tp = 2}, 2, kFloat}, StepCase{"tp4_selective", 4, {.tp = 4}, 1, kSelective},
         StepCase{"tp2_full", 2, {.tp = 2}, 1, kFull}, StepCase{"tp2_full_queries", 2, {.tp = 2}, 1, kFullQueries},
         StepCase{"tp2_no_shared", 2, {.tp = 2}, 1, kNoShared}, StepCase{"tp2_mxfp8", 2, {.tp = 2}, 1, kMxfp8},

@@ -8,6 +8,8 @@ namespace {
 
 using mesh_test::kDirect;
 using mesh_test::kNotKept;
+using mesh_test::kPerMicroBatch;
+using mesh_test::kReduceBfloat16;
 using mesh_test::kRounds;
 using mesh_test::kSelective;
 using mesh_test::schedule;
@@ -17,7 +19,6 @@ constexpr double kBound = 1.5;
 /// All meshes divide these sizes, and a rank's parts are whole blocks of 128.
 const Overrides kMeshSizes = {"--model.args.n_layers=4", "--model.args.num_experts=8",
                               "--model.args.moe_inter_dim=512"};
-const Overrides kPerMicroBatch = {"--parallelism.pipeline_parallel_reduce_gradients=micro_batch"};
 
 struct Precision {
   const char* name;
@@ -67,6 +68,7 @@ INSTANTIATE_TEST_SUITE_P(
     Meshes, GradientsOnGpus,
     ::testing::Combine(
         ::testing::Values(MeshCase{"fsdp2", 2, {}, 2}, MeshCase{"fsdp2_not_kept", 2, {}, 2, kNotKept},
+                          MeshCase{"fsdp2_reduce", 2, {}, 2, kReduceBfloat16},
                           MeshCase{"replicate2", 2, {.dp_replicate = 2}, 2}, MeshCase{"tp2", 2, {.tp = 2}, 2},
                           MeshCase{"cp2", 2, {.cp = 2}, 2}, MeshCase{"ep2", 2, {.ep = 2}, 2},
                           MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect}, MeshCase{"pp2", 2, {.pp = 2}, 4},

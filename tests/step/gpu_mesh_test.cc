@@ -16,6 +16,37 @@ TEST_P(OnGpus, TrainsAsOneRankDoes) {
   expect_as_on_one_rank(mesh_case);
 }
 
+class ReducedAsBfloat16OnGpus : public ::testing::TestWithParam<MeshCase> {};
+
+// GPUs round and add the same numbers in the same order as CPUs. Only the gradients that they round differ, in their
+// last bits, which now and then makes a step of bfloat16.
+TEST_P(ReducedAsBfloat16OnGpus, TrainsAsOnCpus) {
+  MeshCase mesh_case = GetParam();
+  if (comm_test::num_gpus() < mesh_case.num_ranks) {
+    GTEST_SKIP() << "needs " << mesh_case.num_ranks << " GPUs: " << cuda::why_unavailable();
+  }
+  const Trained in_float32 = train(mesh_case);
+  mesh_case.overrides = mesh_case.overrides + kReduceBfloat16;
+  const Trained on_cpus = train(mesh_case);
+  mesh_case.device = Device::kCuda;
+  const Trained on_gpus = train(mesh_case);
+  expect_near(on_gpus.losses, on_cpus.losses, 1e-4, "loss");
+  expect_near(on_gpus.grad_norms, on_cpus.grad_norms, 1e-3, "gradient norm");
+  for (const auto& [name, expected] : on_cpus.gradients) {
+    const std::vector<float>& gradient = on_gpus.gradients.at(name);
+    EXPECT_LT(relative_error(gradient, expected), 0.5 * relative_error(gradient, in_float32.gradients.at(name)))
+        << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, ReducedAsBfloat16OnGpus,
+                         ::testing::Values(MeshCase{"fsdp2", 2, {}, 2}, MeshCase{"fsdp4", 4, {}},
+                                           MeshCase{"hsdp", 4, {.dp_replicate = 2}},
+                                           MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect},
+                                           MeshCase{"pp2_fsdp2", 4, {.pp = 2}, 4},
+                                           MeshCase{"pp2_fsdp2_per_micro_batch", 4, {.pp = 2}, 4, kPerMicroBatch}),
+                         [](const auto& test) { return test.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(
     Meshes, OnGpus,
     ::testing::Values(MeshCase{"fsdp2", 2, {}}, MeshCase{"fsdp4", 4, {}, 2}, MeshCase{"fsdp8", 8, {}, 1, kBalance},

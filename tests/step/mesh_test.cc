@@ -60,11 +60,7 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"ep2_rounds_mxfp8_not_kept", 2, {.ep = 2}, 1, kRounds + kWgradHigh + kNotKept},
         MeshCase{
             "pp2_ep2_of_fsdp4_zbv_rounds", 8, {.pp = 2, .ep = 2}, 2, kRounds + schedule("ZBVZeroBubble") + kDirect},
-        MeshCase{"pp2_ep2_of_fsdp4_rounds_per_micro_batch",
-                 8,
-                 {.pp = 2, .ep = 2},
-                 2,
-                 kRounds + Overrides{"--parallelism.pipeline_parallel_reduce_gradients=micro_batch"}},
+        MeshCase{"pp2_ep2_of_fsdp4_rounds_per_micro_batch", 8, {.pp = 2, .ep = 2}, 2, kRounds + kPerMicroBatch},
         MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect + kBalance},
         MeshCase{"ep4_of_2x2_selective_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kSelective},
         MeshCase{"ep4_of_2x2_mtp_full_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kMtp + kFull},
@@ -163,6 +159,59 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"fsdp2_cp2_tp2_mxfp8_wgrad_high", 8, {.cp = 2, .tp = 2}, 1, kWgradHigh + kWholeBlocks + kKeysHigh}),
     [](const auto& test) { return test.param.name; });
 
+void expect_same_bits(const Trained& actual, const Trained& expected) {
+  EXPECT_EQ(actual.losses, expected.losses);
+  EXPECT_EQ(actual.grad_norms, expected.grad_norms);
+  EXPECT_EQ(actual.expert_loads, expected.expert_loads);
+  for (const auto& [name, gradient] : expected.gradients) EXPECT_TRUE(actual.gradients.at(name) == gradient) << name;
+}
+
+const Overrides kFourSteps = {"--training.steps=4"};
+
+/// Compares a run whose gradients were rounded to bfloat16 before they were summed with one in float32. A rounding
+/// changes a number by 2⁻⁹ of its size at most, and the ranks' parts of a sum may be larger than the sum.
+void expect_near_as_bfloat16(const Trained& rounded, const Trained& in_float32) {
+  EXPECT_EQ(rounded.losses.front(), in_float32.losses.front());
+  EXPECT_NE(rounded.losses, in_float32.losses);
+  expect_near(rounded.losses, in_float32.losses, 1e-3, "loss");
+  expect_near(rounded.grad_norms, in_float32.grad_norms, 1e-2, "gradient norm");
+  for (const auto& [name, expected] : in_float32.gradients) {
+    const double error = relative_error(rounded.gradients.at(name), expected);
+    EXPECT_GT(error, 1e-4) << name;
+    EXPECT_LT(error, 8e-3) << name;
+  }
+}
+
+class ReducedAsBfloat16 : public ::testing::TestWithParam<MeshCase> {};
+
+// Gradients that ranks send to each other are rounded, and nothing else is.
+TEST_P(ReducedAsBfloat16, IsNearFloat32) {
+  MeshCase mesh_case = GetParam();
+  const Trained in_float32 = train(mesh_case);
+  mesh_case.overrides = mesh_case.overrides + kReduceBfloat16;
+  expect_near_as_bfloat16(train(mesh_case), in_float32);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, ReducedAsBfloat16,
+    ::testing::Values(MeshCase{"fsdp2", 2, {}}, MeshCase{"fsdp4", 4, {}, 2}, MeshCase{"hsdp", 4, {.dp_replicate = 2}},
+                      MeshCase{"fsdp2_cp2_tp2", 8, {.cp = 2, .tp = 2}},
+                      MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect}, MeshCase{"pp2_fsdp2", 4, {.pp = 2}, 4},
+                      MeshCase{"pp2_fsdp2_zbv", 4, {.pp = 2}, 4, schedule("ZBVZeroBubble")},
+                      MeshCase{"pp2_fsdp2_per_micro_batch", 4, {.pp = 2}, 4, kPerMicroBatch},
+                      MeshCase{"pp2_ep2_of_fsdp4_per_micro_batch", 8, {.pp = 2, .ep = 2}, 2, kPerMicroBatch}),
+    [](const auto& test) { return test.param.name; });
+
+// Where no weight is sharded, all sums are those of float32.
+TEST(Mesh, WithoutShardsNothingIsReducedAsBfloat16) {
+  for (const MeshDegrees& degrees : {MeshDegrees{.dp_replicate = 2}, {.pp = 2}}) {
+    const MeshCase mesh_case{"", 2, degrees, 2, kFourSteps};
+    MeshCase reduced = mesh_case;
+    reduced.overrides = reduced.overrides + kReduceBfloat16;
+    expect_same_bits(train(reduced), train(mesh_case));
+  }
+}
+
 class SqnrOnMesh : public ::testing::TestWithParam<MeshCase> {};
 
 // The errors count all modules, experts and tokens, on whichever ranks they are.
@@ -249,15 +298,6 @@ RankOptions delayed(std::uint64_t seed) {
   }};
 }
 
-void expect_same_bits(const Trained& actual, const Trained& expected) {
-  EXPECT_EQ(actual.losses, expected.losses);
-  EXPECT_EQ(actual.grad_norms, expected.grad_norms);
-  EXPECT_EQ(actual.expert_loads, expected.expert_loads);
-  for (const auto& [name, gradient] : expected.gradients) EXPECT_TRUE(actual.gradients.at(name) == gradient) << name;
-}
-
-const Overrides kFourSteps = {"--training.steps=4"};
-
 // All axes are in use at once. The arrival times of messages change no bit.
 TEST(Mesh, LateMessagesChangeNothing) {
   for (const char* kind : {"Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
@@ -268,6 +308,14 @@ TEST(Mesh, LateMessagesChangeNothing) {
       expect_same_bits(train(mesh_case, delayed(2)), on_time);
     }
   }
+}
+
+// The same holds for gradients that are sent in bfloat16.
+TEST(Mesh, LateMessagesChangeNothingReducedAsBfloat16) {
+  const MeshCase mesh_case{"", 8, {.tp = 2, .pp = 2, .ep = 2}, 4, kFourSteps + kReduceBfloat16 + kPerMicroBatch};
+  const Trained on_time = train(mesh_case);
+  expect_same_bits(train(mesh_case, delayed(1)), on_time);
+  expect_same_bits(train(mesh_case, delayed(2)), on_time);
 }
 
 // Neither the backend, nor recomputation, nor the arrival times of messages change a bit.

@@ -219,6 +219,22 @@ TEST_F(Checkpoints, MomentsInBfloat16) {
   }
 }
 
+/// A run that sends gradients in bfloat16 resumes to the bit. What its checkpoints hold does not depend on that.
+TEST_F(Checkpoints, GradientsInBfloat16) {
+  const std::vector<std::string> small = {"--training.mixed_precision_reduce=bfloat16"};
+  for (const MeshShape& mesh : {kMeshes[1], kMeshes[4]}) {
+    const std::map<std::int64_t, double> straight = train_anew(mesh, small), in_float32 = train_anew(mesh);
+    EXPECT_NE(straight, in_float32);
+    std::map<std::int64_t, double> losses = train_anew(mesh, small, 3);
+    losses.merge(train(mesh, small));
+    EXPECT_EQ(losses, straight) << mesh.name;
+    std::map<std::int64_t, double> changed = train_anew(mesh, small, 3);
+    changed.merge(train(mesh));
+    EXPECT_NE(changed, straight);
+    for (const auto& [step, loss] : changed) EXPECT_NEAR(loss, straight.at(step), 1e-3 * loss) << step;
+  }
+}
+
 /// Returns the tensors of all model shards. A tensor that is in several shards is listed several times.
 std::vector<std::string> tensors_of_shards(const fs::path& folder) {
   std::vector<std::string> names;
