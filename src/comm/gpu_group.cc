@@ -246,7 +246,7 @@ Fence GpuGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write write,
 // part's rank sends.
 Fence GpuGroup::reduce_scatter_as_bfloat16(const Tensor& in, const Tensor& out, Write write, const std::string& title) {
   return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
-    put_rounding(member_->stream, in, member_->size);
+    put_rounding(*member_->stream, in, member_->size);
     const std::size_t half = out.num_bytes() / 2;
     TESSERA_NCCL(ncclGroupStart);
     for (int peer = 0; peer < member_->size; ++peer) {
@@ -256,7 +256,7 @@ Fence GpuGroup::reduce_scatter_as_bfloat16(const Tensor& in, const Tensor& out, 
       TESSERA_NCCL(ncclRecv, part + half, half, ncclUint8, peer, communicator, stream);
     }
     TESSERA_NCCL(ncclGroupEnd);
-    put_sum_of_rounded(member_->stream, in, member_->rank, out, write);
+    put_sum_of_rounded(*member_->stream, in, member_->rank, out, write);
   });
 }
 
