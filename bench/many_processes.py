@@ -2,7 +2,7 @@
 """Trains a tiny model on many MPI processes of this machine, which starts the real trainer on all of them, saves
 a checkpoint, and resumes from it. `tessera bench world` counts what such ranks send; this shows that they run.
 
-    bench/many_processes.py --tessera build/release/src/app/tessera [--ranks 128]
+    bench/many_processes.py --tessera build/release/src/app/tessera [--ranks 256]
 
 The ranks are 2 stages of a pipeline, 4 ranks per group of experts, and shards of the data. Prints a table of times and
 memory. Fails if a step's loss is not that of one rank with the same batch, or if the second run does not resume.
@@ -76,7 +76,7 @@ def run(args, num_ranks, steps, checkpoints, more):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tessera", required=True)
-    parser.add_argument("--ranks", type=int, default=128, help="a multiple of 8")
+    parser.add_argument("--ranks", type=int, default=256, help="a multiple of 8")
     parser.add_argument("--scratch", help="for the runs' files")
     args = parser.parse_args()
     missed = []

@@ -31,7 +31,7 @@ for forecast in gpu published; do  # these need a build with CUDA, and no GPU
 done
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
 "$build/src/app/tessera" bench world --ranks 64,256,1024 || status=1
-"$venv/bin/python" bench/many_processes.py --tessera "$build/src/app/tessera" --ranks 128 || status=1
+"$venv/bin/python" bench/many_processes.py --tessera "$build/src/app/tessera" --ranks 256 || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1
 scripts/fetch_corpus.sh data/corpus
 "$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python" || status=1
