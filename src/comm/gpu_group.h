@@ -98,8 +98,8 @@ class GpuGroup {
 
   std::shared_ptr<Family> family_;
   std::unique_ptr<Member> member_;
-  std::map<Traffic, std::unique_ptr<GpuGroup>>
-      parents_;  // all ranks again, for traffic of other kinds than the group's
+  // Groups of the same ranks, from which split() makes groups of other kinds of traffic than this one's.
+  std::map<Traffic, std::unique_ptr<GpuGroup>> parents_;
 };
 
 }  // namespace tessera::cuda
