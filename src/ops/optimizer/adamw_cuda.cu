@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPerAccess = 4;  // numbers of an access
+constexpr int kAccesses = 2;   // a thread's accesses to each array before the first result is written
 /// The number of parts of a sum. It is the number of blocks that a large GPU runs at once.
 constexpr int kParts = 1024;
 
@@ -38,81 +39,36 @@ struct AdamWArgs {
   }
 };
 
-/// Access numbers that are read or written only once, so they are not kept in the cache. kCount is kPerAccess (one
-/// access of 16 bytes, or of 8 in bfloat16) or 1.
-template <int kCount>
-__device__ void load_once(const float* from, float (&x)[kCount]) {
-  if constexpr (kCount == kPerAccess) {
-    const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
-    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-  } else {
-    x[0] = *from;
-  }
-}
-template <int kCount>
-__device__ void load_once(const __nv_bfloat16* from, float (&x)[kCount]) {
-  if constexpr (kCount == kPerAccess) {
-    const uint2 words = __ldcs(reinterpret_cast<const uint2*>(from));
-    __nv_bfloat162 pairs[2];
-    memcpy(pairs, &words, sizeof words);
-    const float2 low = __bfloat1622float2(pairs[0]), high = __bfloat1622float2(pairs[1]);
-    x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
-  } else {
-    x[0] = __bfloat162float(*from);
-  }
-}
-template <int kCount>
-__device__ void store_once(const float (&x)[kCount], float* to) {
-  if constexpr (kCount == kPerAccess) {
-    __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
-  } else {
-    *to = x[0];
-  }
-}
-template <int kCount>
-__device__ void store_once(const float (&x)[kCount], __nv_bfloat16* to) {
-  if constexpr (kCount == kPerAccess) {
-    const __nv_bfloat162 pairs[] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
-    uint2 words;
-    memcpy(&words, pairs, sizeof words);
-    __stcs(reinterpret_cast<uint2*>(to), words);
-  } else {
-    *to = __float2bfloat16_rn(x[0]);
-  }
-}
-
-/// Computes a step. A thread's accesses are kThreads · kCount numbers apart, so the accesses of a warp are neighbours.
+/// Computes a step of kAccesses · kThreads · kCount numbers. A thread's accesses are kThreads · kCount numbers apart,
+/// so the accesses of a warp are neighbours. A block ends after its numbers, because blocks that loop are slower.
 template <int kCount, typename Moment>
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment> args) {
-  constexpr int kAccesses = 2;  // accesses to each array before the first result is written
   const AdamWStep step = *args.step;
   if (step.finite == 0.0f) return;
-  constexpr std::int64_t kStride = kThreads * kCount, kPerBlock = kAccesses * kStride;
-  for (std::int64_t first = blockIdx.x * kPerBlock + threadIdx.x * kCount; first < args.size;
-       first += gridDim.x * kPerBlock) {
-    float g[kAccesses][kCount], m[kAccesses][kCount], v[kAccesses][kCount], w[kAccesses][kCount];
+  constexpr std::int64_t kStride = kThreads * kCount;
+  const std::int64_t first = blockIdx.x * kAccesses * kStride + threadIdx.x * kCount;
+  float g[kAccesses][kCount], m[kAccesses][kCount], v[kAccesses][kCount], w[kAccesses][kCount];
 #pragma unroll
-    for (int access = 0; access < kAccesses; ++access) {
-      const std::int64_t i = first + access * kStride;
-      if (i >= args.size) break;
-      load_once(args.d_w + i, g[access]);
-      load_once(args.m + i, m[access]);
-      load_once(args.v + i, v[access]);
-      load_once(args.w + i, w[access]);
+  for (int access = 0; access < kAccesses; ++access) {
+    const std::int64_t i = first + access * kStride;
+    if (i >= args.size) break;
+    load_lanes(args.d_w + i, g[access]);
+    load_lanes(args.m + i, m[access]);
+    load_lanes(args.v + i, v[access]);
+    load_lanes(args.w + i, w[access]);
+  }
+#pragma unroll
+  for (int access = 0; access < kAccesses; ++access) {
+    const std::int64_t i = first + access * kStride;
+    if (i >= args.size) break;
+#pragma unroll
+    for (int lane = 0; lane < kCount; ++lane) {
+      args.update(step, g[access][lane], m[access][lane], v[access][lane], w[access][lane]);
     }
-#pragma unroll
-    for (int access = 0; access < kAccesses; ++access) {
-      const std::int64_t i = first + access * kStride;
-      if (i >= args.size) break;
-#pragma unroll
-      for (int lane = 0; lane < kCount; ++lane) {
-        args.update(step, g[access][lane], m[access][lane], v[access][lane], w[access][lane]);
-      }
-      store_once(m[access], args.m + i);
-      store_once(v[access], args.v + i);
-      store_once(w[access], args.w + i);
-      if (args.shadow != nullptr) store_once(w[access], args.shadow + i);
-    }
+    store_lanes(m[access], args.m + i);
+    store_lanes(v[access], args.v + i);
+    store_lanes(w[access], args.w + i);
+    if (args.shadow != nullptr) store_lanes(w[access], args.shadow + i);
   }
 }
 
@@ -141,10 +97,10 @@ struct AdamWTile {
   __device__ Input<kCount> load(std::int64_t matrix, std::int64_t row, std::int64_t column) const {
     Input<kCount> input;
     input.at = matrix * matrix_stride + row * stride + column;
-    load_once(args.d_w + input.at, input.d_w);
-    load_once(args.m + input.at, input.m);
-    load_once(args.v + input.at, input.v);
-    load_once(args.w + input.at, input.w);
+    load_lanes(args.d_w + input.at, input.d_w);
+    load_lanes(args.m + input.at, input.m);
+    load_lanes(args.v + input.at, input.v);
+    load_lanes(args.w + input.at, input.w);
     return input;
   }
   template <int kCount>
@@ -152,9 +108,9 @@ struct AdamWTile {
     if (step.finite != 0.0f) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) args.update(step, input.d_w[i], input.m[i], input.v[i], input.w[i]);
-      store_once(input.m, args.m + input.at);
-      store_once(input.v, args.v + input.at);
-      store_once(input.w, args.w + input.at);
+      store_lanes(input.m, args.m + input.at);
+      store_lanes(input.v, args.v + input.at);
+      store_lanes(input.w, args.w + input.at);
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) out[0].x[i] = __float2bfloat16_rn(input.w[i]);
@@ -224,10 +180,12 @@ template <typename Moment>
 void launch_adamw(const Context& op, const AdamWArgs<Moment>& args) {
   const std::int64_t size = args.size;
   const bool by_four = size % kPerAccess == 0 && are_aligned(args);
-  const auto launch = [&](auto kernel, std::int64_t accesses) {
-    kernel<<<grid_for(op, accesses, 2 * kThreads), kThreads, 0, stream_of(op)>>>(args);
+  const auto launch = [&](auto kernel, std::int64_t per_block) {
+    kernel<<<static_cast<unsigned>((size + per_block - 1) / per_block), kThreads, 0, stream_of(op)>>>(args);
   };
-  by_four ? launch(adamw_kernel<kPerAccess, Moment>, size / kPerAccess) : launch(adamw_kernel<1, Moment>, size);
+  constexpr int kPerBlock = kAccesses * kThreads;
+  by_four ? launch(adamw_kernel<kPerAccess, Moment>, kPerBlock * kPerAccess)
+          : launch(adamw_kernel<1, Moment>, kPerBlock);
 }
 
 /// Launches the kernel of tiles. Returns false if rows do not start at multiples of 16 bytes.
