@@ -36,9 +36,10 @@ KINDS = ("linear", "grouped_mm")
 FP8_BLOCKWISE = [CONVERTERS, *(f"--quantize.{kind}.mx.recipe_name=fp8_blockwise" for kind in KINDS)]
 MXFP8 = [CONVERTERS, *(f"--quantize.{kind}.mx.recipe_name=mxfp8" for kind in KINDS),
          *(f"--quantize.{kind}.mx.block_shape=128x128" for kind in KINDS)]
+MXFP8_256 = [*MXFP8, *(f"--quantize.{kind}.mx.block_shape=256x256" for kind in KINDS)]
 OUTPUT = "--quantize.linear.mx.convert_output"
 STEPS = {"bf16": [], "fp8_blockwise": FP8_BLOCKWISE, "fp8_blockwise, output": [*FP8_BLOCKWISE, OUTPUT], "mxfp8": MXFP8,
-         "mxfp8, output": [*MXFP8, OUTPUT]}
+         "mxfp8, output": [*MXFP8, OUTPUT], "mxfp8 256x256, output": [*MXFP8_256, OUTPUT]}
 
 
 # Both sides have these products. The weight gradient is assigned, by Tessera in float32 and by PyTorch in bfloat16.
@@ -192,7 +193,7 @@ def report_grouped(report, ours, peers, with_peers):
         if with_peers:
             for name in BF16:
                 compare(name, "torch", rate(name, peers), 1.05)
-            for precision in ("fp8", "mxfp8/128"):
+            for precision in ("fp8", "mxfp8/128", "mxfp8/256"):
                 for way in ("fwd", "dgrad"):
                     compare(f"{precision} {way}", "torch", rate(f"fp8 {way}", peers), 1.2)
                     compare(f"{precision} {way}", "fast", rate(f"fp8 {way} fast", peers))

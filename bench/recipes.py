@@ -22,7 +22,7 @@ def variants():
     yield "bfloat16", []
     for recipe in RECIPES:
         yield recipe, [CONVERTERS] + [f"--quantize.{kind}.mx.recipe_name={recipe}" for kind in ("linear", "grouped_mm")]
-    for shape in ("32x32", "128x128"):
+    for shape in ("32x32", "128x128", "256x256"):
         yield f"mxfp8, {shape}", [CONVERTERS] + [
             f"--quantize.{kind}.mx.block_shape={shape}" for kind in ("linear", "grouped_mm")
         ]

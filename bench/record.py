@@ -234,7 +234,7 @@ def grouped(record):
     weight gradients in 8 bits."""
     ours, torch = sides(record)
     columns = [*BF16, *(f"{kind} {way}" for kind in ("fp8", "mxfp8/128") for way in ("fwd", "dgrad", "wgrad =")),
-               "mxfp8/32 fwd"]
+               "mxfp8/256 fwd", "mxfp8/256 dgrad", "mxfp8/32 fwd"]
 
     def cell(name, shape):
         kind, way = name.split(" ", 1)

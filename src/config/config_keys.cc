@@ -126,9 +126,10 @@ void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& 
         {{"default", BlockChoice::kOfRecipe},
          {"1x32", BlockChoice::k1x32},
          {"32x32", BlockChoice::k32x32},
-         {"128x128", BlockChoice::k128x128}},
-        "blocks of the weights; activations have 1x32, with 128x128 1x128 (in wgrad mxfp8 128x128). default: 1x32, of "
-        "mxfp8 on a Hopper GPU and of fp8_blockwise 128x128");
+         {"128x128", BlockChoice::k128x128},
+         {"256x256", BlockChoice::k256x256}},
+        "blocks of the weights; activations have 1x32, with 128x128 1x128 (in wgrad mxfp8 128x128), with 256x256 1x256 "
+        "(in wgrad as with 128x128). default: 1x32, of mxfp8 on a Hopper GPU and of fp8_blockwise 128x128");
   t.add(section + ".unaligned", options.unaligned, {{"error", Unaligned::kError}, {"bf16", Unaligned::kHigh}},
         "modules whose sizes are no multiples of 32: an error, or left as they are");
 }

@@ -47,7 +47,12 @@ mx::ScalingMode scaling_mode(const RecipeOptions& options, const std::string& se
   return mode;
 }
 
-SitePrecision precision_of(const RecipeOptions& options, const std::string& section) {
+/// Returns whether this is the weight of gate and up.
+bool is_gate_and_up(const ParamSpec& spec) { return module_name(spec).ends_with(".w13"); }
+
+/// Returns the precision of a site with `out` outputs. If they are two matrices side by side, each has half of them.
+SitePrecision precision_of(const RecipeOptions& options, const std::string& section, std::int64_t out,
+                           bool has_halves) {
   SitePrecision site;
   if (options.recipe == Recipe::kFp8Blockwise) {
     require(!options.scaling_mode &&
@@ -56,20 +61,30 @@ SitePrecision precision_of(const RecipeOptions& options, const std::string& sect
             "block_shape out",
             section);
     site.fprop = site.dgrad = site.wgrad = Precision::kFp8Blockwise;
-    site.activation = {.scale_type = mx::ScaleType::kFloat32, .along = mx::kWideBlock};
-    site.wgrad_input = site.weight = site.activation;
+    const mx::Format rows = {.scale_type = mx::ScaleType::kFloat32, .along = mx::kWideBlock};
+    site.input = site.wgrad_input = site.gradient = site.wgrad_gradient = site.weight = rows;
     site.weight.across = mx::kWideBlock;
     return site;
   }
   const Precision precision = options.recipe == Recipe::kMxfp8Emulated ? Precision::kMxfp8Emulated : Precision::kMxfp8;
   site.fprop = site.dgrad = precision;
   site.wgrad = options.recipe == Recipe::kMxfp8WgradWithHp ? Precision::kHigh : precision;
-  site.activation.mode = site.weight.mode = scaling_mode(options, section);
-  if (options.block_shape == BlockChoice::k32x32) site.weight.across = mx::kBlock;
-  if (options.block_shape == BlockChoice::k128x128) {
-    site.activation.along = site.weight.along = site.weight.across = mx::kWideBlock;
+  const mx::ScalingMode mode = scaling_mode(options, section);
+  const auto blocks = [&](std::int32_t across, std::int32_t along) {
+    return mx::Format{.mode = mode, .along = along, .across = across};
+  };
+  site.input = site.wgrad_input = site.gradient = site.wgrad_gradient = site.weight = blocks(1, mx::kBlock);
+  if (options.block_shape == BlockChoice::k32x32) site.weight = blocks(mx::kBlock, mx::kBlock);
+  if (options.block_shape == BlockChoice::k128x128 || options.block_shape == BlockChoice::k256x256) {
+    site.input = site.gradient = site.wgrad_gradient = blocks(1, mx::kWideBlock);
+    site.wgrad_input = site.weight = blocks(mx::kWideBlock, mx::kWideBlock);
   }
-  site.wgrad_input = options.block_shape == BlockChoice::k128x128 ? site.weight : site.activation;
+  if (options.block_shape == BlockChoice::k256x256) {
+    site.input = blocks(1, mx::kWidestBlock);
+    const bool has_cut_blocks = has_halves && out / 2 % mx::kWidestBlock != 0;
+    if (!has_cut_blocks) site.gradient = site.input;
+    site.weight = blocks(mx::kWidestBlock, mx::kWidestBlock);
+  }
   return site;
 }
 
@@ -77,7 +92,7 @@ SitePrecision precision_of(const RecipeOptions& options, const std::string& sect
 std::vector<std::string> names_of(const ParamSpec& spec) {
   const std::string name = module_name(spec);
   std::vector<std::string> names = {name};
-  if (name.ends_with(".w13")) {
+  if (is_gate_and_up(spec)) {
     const std::string stem = name.substr(0, name.size() - 2);  // "….w"
     names.insert(names.end(), {stem + "1", stem + "3"});
   }
@@ -183,10 +198,10 @@ PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& paramet
     const bool is_linear = spec.gemm != GemmKind::kGrouped;
     const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
     const std::string& section = is_linear ? linear : grouped_mm;
-    const SitePrecision precision = precision_of(*options, section);
     const Shape& shape = parameters.local_shape(id);  // what a rank multiplies with
     const int last = shape.num_dims() - 1;
     const std::int64_t out = shape[last - 1], in = shape[last];
+    const SitePrecision precision = precision_of(*options, section, out, is_gate_and_up(spec));
     if (out % mx::kBlock == 0 && in % mx::kBlock == 0) {
       table[id] = precision;
       continue;

@@ -61,7 +61,7 @@ InputForms GemmSite::product_forms(const LayerContext& context) const {
   const SitePrecision& precision = context.precision(id_);
   InputForms forms{.forward = {.plain = is_high(precision.fprop) || context.probe != nullptr},
                    .wgrad = {.plain = is_high(precision.wgrad)}};
-  if (!is_high(precision.fprop)) forms.forward.rows = precision.activation;
+  if (!is_high(precision.fprop)) forms.forward.rows = precision.input;
   if (!is_high(precision.wgrad)) forms.wgrad.columns = precision.wgrad_input;
   return forms;
 }
@@ -69,14 +69,14 @@ InputForms GemmSite::product_forms(const LayerContext& context) const {
 OperandForms GemmSite::gradient_forms(const LayerContext& context) const {
   const SitePrecision& precision = context.precision(id_);
   OperandForms forms{.plain = is_high(precision.dgrad) || is_high(precision.wgrad) || context.probe != nullptr};
-  if (!is_high(precision.dgrad)) forms.rows = precision.activation;
-  if (!is_high(precision.wgrad)) forms.columns = precision.activation;
+  if (!is_high(precision.dgrad)) forms.rows = precision.gradient;
+  if (!is_high(precision.wgrad)) forms.columns = precision.wgrad_gradient;
   return forms;
 }
 
 std::int64_t GemmSite::row_alignment(const QuantizedWeights& quantized) const {
   const SitePrecision& precision = quantized.precision(id_);
-  return is_high(precision.wgrad) ? 1 : precision.activation.along;
+  return is_high(precision.wgrad) ? 1 : precision.wgrad_gradient.along;
 }
 
 void GemmSite::observe_forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1) const {

@@ -37,7 +37,6 @@ TESSERA_HOST_DEVICE constexpr std::uint8_t scale_byte(float amax, ScalingMode mo
 
 /// The lower bound of a block's largest magnitude when a float32 scale is computed from it. It keeps the scale and its
 /// inverse within the range of normal numbers.
-/// inverse within the range of normal numbers.
 inline constexpr float kSmallestAmax = 0x1p-100f;
 
 /// Returns the float32 scale for a block whose largest magnitude is amax: amax / 448.
@@ -54,6 +53,8 @@ TESSERA_HOST_DEVICE constexpr float inverse_float_scale(float amax) {
 inline constexpr int kBlock = 32;
 /// The number of numbers along the contraction that share a scale in the formats for Hopper's tensor cores.
 inline constexpr int kWideBlock = 128;
+/// The same in the widest format, which halves how often sums leave the tensor cores. It has E8M0 scales only.
+inline constexpr int kWidestBlock = 2 * kWideBlock;
 
 enum class ScaleType : std::uint8_t { kE8M0, kFloat32 };
 

@@ -18,8 +18,9 @@ enum class Precision : std::uint8_t {
 
 struct SitePrecision {
   Precision fprop = Precision::kHigh, dgrad = Precision::kHigh, wgrad = Precision::kHigh;
-  mx::Format activation{};   // of the input in fprop, and of the output's gradient
-  mx::Format wgrad_input{};  // of the input in wgrad, along the tokens
+  // The formats of the operands. In wgrad they run along the tokens.
+  mx::Format input{}, wgrad_input{};
+  mx::Format gradient{}, wgrad_gradient{};  // of the output's gradient, in dgrad and in wgrad
   mx::Format weight{};
 
   bool quantizes_weight() const { return fprop != Precision::kHigh || dgrad != Precision::kHigh; }

@@ -219,8 +219,9 @@ void expect_precision(const SitePrecision& site, const Expected& expected) {
   EXPECT_EQ(site.fprop, expected.forward);
   EXPECT_EQ(site.dgrad, expected.forward);
   EXPECT_EQ(site.wgrad, expected.wgrad);
-  EXPECT_EQ(site.activation, expected.activation);
-  EXPECT_EQ(site.wgrad_input, expected.activation);
+  for (const mx::Format& format : {site.input, site.wgrad_input, site.gradient, site.wgrad_gradient}) {
+    EXPECT_EQ(format, expected.activation);
+  }
   EXPECT_EQ(site.weight, expected.weight);
 }
 
@@ -252,10 +253,12 @@ TEST(Recipe, ScalingModesAndBlockShapes) {
     for (const std::string& key : keys) overrides.push_back("--quantize.linear.mx." + key);
     const Resolved resolved(overrides);
     // Options of one converter do not apply to the other.
-    EXPECT_EQ(resolved.at("layers.1.moe.experts.w13").activation, kRceil);
+    EXPECT_EQ(resolved.at("layers.1.moe.experts.w13").input, kRceil);
     const SitePrecision site = resolved.at("layers.0.feed_forward.w13");
-    EXPECT_EQ(site.wgrad_input, site.weight.along == 128 ? site.weight : site.activation);
-    return std::pair(site.activation, site.weight);
+    EXPECT_EQ(site.wgrad_input, site.weight.along == 128 ? site.weight : site.input);
+    EXPECT_EQ(site.gradient, site.input);
+    EXPECT_EQ(site.wgrad_gradient, site.input);
+    return std::pair(site.input, site.weight);
   };
   EXPECT_EQ(formats({"scaling_mode=floor"}), std::pair(kFloor, kFloor));
   EXPECT_EQ(formats({"scaling_mode=rceil"}), std::pair(kRceil, kRceil));
@@ -272,6 +275,28 @@ TEST(Recipe, ScalingModesAndBlockShapes) {
   EXPECT_EQ(formats({"recipe_name=mxfp8_cublas_rceil", "scaling_mode=rceil"}), std::pair(kRceil, kRceil));
   EXPECT_EQ(formats({"recipe_name=mxfp8_cublas", "block_shape=32x32"}),
             std::pair(kFloor, format(ScalingMode::kFloor, 32, 32)));
+}
+
+// Blocks of 256 run along the model's dims. Those along the tokens have 128, and so has the gradient of gate and up
+// where they are not whole blocks wide.
+TEST(Recipe, BlocksOf256) {
+  const mx::Format rows = format(ScalingMode::kRceil, 128), square = format(ScalingMode::kRceil, 128, 128);
+  const mx::Format widest = format(ScalingMode::kRceil, 256), widest_square = format(ScalingMode::kRceil, 256, 256);
+  const Resolved resolved({kBoth, "--quantize.linear.mx.block_shape=256x256",
+                           "--quantize.grouped_mm.mx.block_shape=256x256", "--model.args.moe_inter_dim=384",
+                           "--model.args.inter_dim=512"});
+  for (const auto& [module, of_gradient] : {std::pair{"layers.0.attention.wo", widest},
+                                            {"layers.0.feed_forward.w13", widest},
+                                            {"layers.1.moe.experts.w13", rows},
+                                            {"layers.1.moe.experts.w2", widest}}) {
+    SCOPED_TRACE(module);
+    const SitePrecision site = resolved.at(module);
+    EXPECT_EQ(site.input, widest);
+    EXPECT_EQ(site.weight, widest_square);
+    EXPECT_EQ(site.gradient, of_gradient);
+    EXPECT_EQ(site.wgrad_input, square);
+    EXPECT_EQ(site.wgrad_gradient, rows);
+  }
 }
 
 TEST(Recipe, OnHopperMxfp8HasOneScaleFor128NumbersByDefault) {

@@ -32,7 +32,14 @@ constexpr Precision kMx = Precision::kMxfp8, kFp8 = Precision::kFp8Blockwise;
 /// Returns a site whose three products have one precision.
 SitePrecision in_all_products(Precision precision, const mx::Format& activation = {},
                               const mx::Format& wgrad_input = {}, const mx::Format& weight = {}) {
-  return {precision, precision, precision, activation, wgrad_input, weight};
+  return {.fprop = precision,
+          .dgrad = precision,
+          .wgrad = precision,
+          .input = activation,
+          .wgrad_input = wgrad_input,
+          .gradient = activation,
+          .wgrad_gradient = activation,
+          .weight = weight};
 }
 const SitePrecision kHighPrecision;
 const SitePrecision kMxfp8 = in_all_products(kMx);
@@ -152,17 +159,18 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
       const bool probed = observer != nullptr;
       const InputForms x = site.input_forms(layer), both = x | high.input_forms(layer);
       const OperandForms d_y = site.gradient_forms(layer);
-      const std::optional<mx::Format> none, of_rows = recipe.site.activation, of_gradient = wgrad_high ? none : of_rows,
-                                            of_input = wgrad_high ? none : recipe.site.wgrad_input;
+      const std::optional<mx::Format> none, of_rows = recipe.site.input, of_d_y_rows = recipe.site.gradient,
+                                            of_d_y_columns = wgrad_high ? none : recipe.site.wgrad_gradient,
+                                            of_x_columns = wgrad_high ? none : recipe.site.wgrad_input;
       const auto forms = [](const OperandForms& o) { return std::tuple(o.plain, o.rows, o.columns); };
       EXPECT_EQ(forms(x.forward), std::tuple(probed, of_rows, none));
-      EXPECT_EQ(forms(x.wgrad), std::tuple(wgrad_high, none, of_input));
+      EXPECT_EQ(forms(x.wgrad), std::tuple(wgrad_high, none, of_x_columns));
       EXPECT_EQ(forms(both.forward), std::tuple(true, of_rows, none));
-      EXPECT_EQ(forms(both.wgrad), std::tuple(true, none, of_input));
-      EXPECT_EQ(forms(d_y), std::tuple(wgrad_high || probed, of_rows, of_gradient));
+      EXPECT_EQ(forms(both.wgrad), std::tuple(true, none, of_x_columns));
+      EXPECT_EQ(forms(d_y), std::tuple(wgrad_high || probed, of_d_y_rows, of_d_y_columns));
     }
     EXPECT_EQ(high.row_alignment(sites.quantized), 1);
-    EXPECT_EQ(site.row_alignment(sites.quantized), wgrad_high ? 1 : recipe.site.activation.along);
+    EXPECT_EQ(site.row_alignment(sites.quantized), wgrad_high ? 1 : recipe.site.wgrad_gradient.along);
   }
 }
 

@@ -75,6 +75,7 @@ INSTANTIATE_TEST_SUITE_P(
         GradientCase{"mxfp8_wgrad_with_hp", recipe("mxfp8_wgrad_with_hp", "128x128") + kForced, {0.014, 0.003}},
         GradientCase{"fp8_blockwise", recipe("fp8_blockwise", "default") + kForced, {0.014, 0.0015}},
         GradientCase{"mxfp8_output", recipe("mxfp8", "128x128") + kForced + kOutput, {0.015, 0.003}},
+        GradientCase{"mxfp8_256", recipe("mxfp8", "256x256") + kForced + kOutput, {0.015, 0.003}},
         GradientCase{"mxfp8_exact_output", recipe("mxfp8", "1x32") + kForced + kOutput, {0.01, 0.002}},
         GradientCase{"fp8_blockwise_output", recipe("fp8_blockwise", "default") + kForced + kOutput, {0.014, 0.003}}),
     [](const auto& test) { return std::string(test.param.name); });

@@ -352,7 +352,8 @@ INSTANTIATE_TEST_SUITE_P(
         StepCase{"moments_in_bfloat16", {"--optimizer.state_dtype=bfloat16"}},
         StepCase{"selective", {"--activation_checkpoint.mode=selective"}},
         StepCase{"full", {"--activation_checkpoint.mode=full"}}, StepCase{"mxfp8", recipe("mxfp8", "128x128")},
-        StepCase{"mxfp8_exact", recipe("mxfp8", "1x32")}, StepCase{"fp8_blockwise", recipe("fp8_blockwise")}),
+        StepCase{"mxfp8_256", recipe("mxfp8", "256x256")}, StepCase{"mxfp8_exact", recipe("mxfp8", "1x32")},
+        StepCase{"fp8_blockwise", recipe("fp8_blockwise")}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

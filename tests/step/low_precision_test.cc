@@ -94,6 +94,7 @@ const Recipe kRecipes[] = {
     {"fp8_blockwise", both("recipe_name=fp8_blockwise")},
     {"mxfp8_32x32", both("block_shape=32x32")},
     {"mxfp8_128x128", both("block_shape=128x128")},
+    {"mxfp8_256x256", both("block_shape=256x256")},
     {"linear_only", {"--model.converters=quantize.linear.mx"}},
     {"grouped_only", {"--model.converters=quantize.grouped_mm.mx"}},
     {"mixed",
@@ -311,7 +312,7 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
     for (std::size_t i = 0; i < model.num_moe_layers(); ++i) {
       const std::string& layer = model.moe_layer(i).name();
       const SitePrecision& site = model.quantized_weights().precision(id_of(model, layer + ".experts.w13"));
-      const std::int64_t alignment = site.wgrad == Precision::kHigh ? 1 : site.activation.along;
+      const std::int64_t alignment = site.wgrad == Precision::kHigh ? 1 : site.wgrad_gradient.along;
       for (const double counted : model.sums().counts_E(i)) {
         const auto count = static_cast<std::int64_t>(counted);
         num_rows[layer] += (count + alignment - 1) / alignment * alignment;
@@ -344,7 +345,9 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
           EXPECT_TRUE(found->second.formats.empty());
           continue;
         }
-        const mx::Format& format = role == SiteProbe::Role::kWeight ? site.weight : site.activation;
+        const mx::Format& format = role == SiteProbe::Role::kWeight     ? site.weight
+                                   : role == SiteProbe::Role::kGradient ? site.gradient
+                                                                        : site.input;
         EXPECT_EQ(found->second.formats, std::vector(times, format));
       }
     }

@@ -24,10 +24,13 @@
 namespace tessera {
 
 inline constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
-// These formats are MXFP8 as specified, MXFP8 with scales that 128 numbers share, and DeepSeek-V3's float32 scales.
+// These formats are MXFP8 as specified, MXFP8 with scales that 128 or 256 numbers share, and DeepSeek-V3's float32
+// scales.
 inline constexpr mx::Format kMxfp8{};
 inline constexpr mx::Format kWide{.along = 128};
 inline constexpr mx::Format kWideSquare{.along = 128, .across = 128};
+inline constexpr mx::Format kWidest{.along = 256};
+inline constexpr mx::Format kWidestSquare{.along = 256, .across = 256};
 inline constexpr mx::Format kFloatRows{.scale_type = mx::ScaleType::kFloat32, .along = 128};
 inline constexpr mx::Format kFloatSquare{.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128};
 

@@ -260,14 +260,18 @@ void losses(GpuBench& bench) {
     const Tensor logits = bench.random({kChunk, kV}, kBf16), of = labels(), sums = bench.empty({kChunk, 3}, kFloat);
     return Call{bytes_of({logits}), [=](const Context& op) { cross_entropy_sums(op, logits, of, 0, sums); }};
   });
-  bench.row("cross_entropy of bfloat16, 1x128 E8M0", text({kChunk, kV}), [&] {
-    const Tensor logits = bench.random({kChunk, kV}, kBf16), of = labels(), sums = bench.empty({1, kChunk, 3}, kFloat);
-    const Tensor loss_T = bench.empty({kChunk}, kFloat);
-    const GemmOperand d_logits = bench.operand({kChunk, kV}, kWide);
-    cross_entropy_sums(bench.context(), logits, of, 0, sums[0]);
-    return Call{bytes_of({logits}) + bytes_of(d_logits),
-                [=](const Context& op) { cross_entropy(op, sums, logits, of, 0, 1.0f, loss_T, d_logits); }};
-  });
+  for (const auto& [name, rows] : {std::pair{"1x128", kWide}, {"1x256", kWidest}}) {
+    bench.row(fmt::format("cross_entropy of bfloat16, {} E8M0", name), text({kChunk, kV}), [&, rows = rows] {
+      const Tensor logits = bench.random({kChunk, kV}, kBf16), of = labels();
+      const Tensor sums = bench.empty({1, kChunk, 3}, kFloat), loss_T = bench.empty({kChunk}, kFloat);
+      GemmOperand d_logits;
+      d_logits.rows = bench.quantized({kChunk, kV}, rows);
+      d_logits.columns = bench.quantized({kV, kChunk}, kWide);
+      cross_entropy_sums(bench.context(), logits, of, 0, sums[0]);
+      return Call{bytes_of({logits}) + bytes_of(d_logits),
+                  [=](const Context& op) { cross_entropy(op, sums, logits, of, 0, 1.0f, loss_T, d_logits); }};
+    });
+  }
 }
 
 constexpr AdamWOptions kAdamW{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
@@ -293,15 +297,17 @@ void optimizers(GpuBench& bench) {
     });
   }
   const Shape experts{64, 2048, 1024};
-  bench.row("adamw_quantized, 128x128 E8M0", text(experts), [&] {
-    const Tensor d_w = bench.random({kN}, kFloat), w = bench.random(experts, kFloat), m = bench.random({kN}, kFloat);
-    const Tensor v = bench.empty({kN}, kFloat), shadow = bench.empty(experts, kBf16);
-    set_zero(bench.context(), v);
-    const Tensor step_S = adamw_numbers(bench);
-    const QuantizedWeight q = bench.weight(experts, kWideSquare);
-    return Call{bytes_of({d_w, m, m, v, v, w, w}) + bytes_of(q.rows) + bytes_of(q.columns),
-                [=](const Context& op) { adamw_quantized(op, kAdamW, step_S, d_w, m, v, w, shadow, kWideSquare, q); }};
-  });
+  for (const auto& [name, format] : {std::pair{"128x128", kWideSquare}, {"256x256", kWidestSquare}}) {
+    bench.row(fmt::format("adamw_quantized, {} E8M0", name), text(experts), [&, format = format] {
+      const Tensor d_w = bench.random({kN}, kFloat), w = bench.random(experts, kFloat), m = bench.random({kN}, kFloat);
+      const Tensor v = bench.empty({kN}, kFloat), shadow = bench.empty(experts, kBf16);
+      set_zero(bench.context(), v);
+      const Tensor step_S = adamw_numbers(bench);
+      const QuantizedWeight q = bench.weight(experts, format);
+      return Call{bytes_of({d_w, m, m, v, v, w, w}) + bytes_of(q.rows) + bytes_of(q.columns),
+                  [=](const Context& op) { adamw_quantized(op, kAdamW, step_S, d_w, m, v, w, shadow, format, q); }};
+    });
+  }
   bench.row("sum_of_squares", text({kN}), [&] {
     const Tensor x = bench.random({kN}, kFloat), squares_1 = bench.empty({1}, DType::kFloat64);
     return Call{bytes_of({x}), [=](const Context& op) { sum_of_squares(op, x, squares_1); }};
@@ -321,6 +327,8 @@ void time_quantizers(GpuBench& bench) {
   for (const Shape& shape : {Shape{kT, kD}, {kT, 7168}, {kR, kF}, {kR, kD}}) both("quantize 1x32", shape, kMxfp8);
   both("quantize 1x128 E8M0", {kR, kF}, kWide);
   both("quantize 128x128 E8M0", {kR, kF}, kWideSquare);
+  both("quantize 1x256 E8M0", {kR, kF}, kWidest);
+  both("quantize 256x256 E8M0", {kR, kF}, kWidestSquare);
   both("quantize 1x128 float32", {kR, kF}, kFloatRows);
   both("quantize 128x128 float32", {kR, kF}, kFloatSquare);
   bench.row("quantize 1x32, rows", text({kR, kF}), [&] {

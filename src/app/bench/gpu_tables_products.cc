@@ -1,6 +1,7 @@
 // Rows of `tessera bench gemm`, `grouped` and `attention`: products, whose work is multiplications and additions.
 // Quantized weights exist already, as in training, which makes them once per step. `tessera bench quantize` times that.
 #include <cmath>
+#include <optional>
 
 #include "app/bench/gpu_bench.h"
 #include "ops/attention/mla_attention.h"
@@ -108,12 +109,14 @@ QuantizedWeight random_weight(GpuBench& bench, const Shape& shape, const mx::For
 
 struct Precision {
   const char* name;
-  mx::Format activation, weight, wgrad_input;
+  mx::Format activation, weight;
+  std::optional<mx::Format> wgrad_gradient, wgrad_input;  // none: wgrad is that of another precision
 };
-/// DeepSeek-V3's recipe; MXFP8 with scales that 128 numbers share; MXFP8 as specified, with blocks of 32.
-constexpr Precision kPrecisions[] = {{"fp8", kFloatRows, kFloatSquare, kFloatRows},
-                                     {"mxfp8/128", kWide, kWideSquare, kWideSquare},
-                                     {"mxfp8/32", kMxfp8, kMxfp8, kMxfp8}};
+/// DeepSeek-V3's recipe; MXFP8 with scales that 128 or 256 numbers share; MXFP8 as specified, with blocks of 32.
+constexpr Precision kPrecisions[] = {{"fp8", kFloatRows, kFloatSquare, kFloatRows, kFloatRows},
+                                     {"mxfp8/128", kWide, kWideSquare, kWide, kWideSquare},
+                                     {"mxfp8/256", kWidest, kWidestSquare, {}, {}},
+                                     {"mxfp8/32", kMxfp8, kMxfp8, kMxfp8, kMxfp8}};
 
 void in_8_bits(GpuBench& bench, const Layer& layer, const Precision& precision) {
   constexpr double kTimesCeiling = 2.0;
@@ -132,10 +135,11 @@ void in_8_bits(GpuBench& bench, const Layer& layer, const Precision& precision) 
     const Tensor offsets = offsets_of(bench, layer), d_x = bench.empty(x_shape, kBf16);
     return Call{layer.flop(), [=](const Context& op) { dgrad(op, d_y, w, offsets, d_x); }, kTimesCeiling};
   });
+  if (!precision.wgrad_input) return;
   for (const Write write : {Write::kAssign, Write::kAccumulate}) {
     bench.row(fmt::format("{} wgrad {}", name, sign_of(write)), layer.shape(), [&] {
-      const mx::Quantized d_y = random_columns(bench, y_shape, precision.activation);
-      const mx::Quantized x = random_columns(bench, x_shape, precision.wgrad_input);
+      const mx::Quantized d_y = random_columns(bench, y_shape, *precision.wgrad_gradient);
+      const mx::Quantized x = random_columns(bench, x_shape, *precision.wgrad_input);
       const Tensor offsets = offsets_of(bench, layer), d_w = bench.random(layer.weight(), kFloat);
       return Call{layer.flop(), [=](const Context& op) { wgrad(op, d_y, x, offsets, d_w, write); }, kTimesCeiling};
     });

@@ -63,7 +63,7 @@ struct Gemm {
   Element element_a, element_b, element_c;
 };
 
-/// The side of a tile that is quantized at once. All numbers that share a scale lie in one tile.
+/// The side of a tile that is quantized at once.
 inline constexpr std::int64_t kQuantizeSide = 128;
 
 /// Describes a part of a matrix. It begins at multiples of kQuantizeSide, and its sides are at most kQuantizeSide.
@@ -76,6 +76,9 @@ struct QuantizeTile {
     void* scales;
     std::int64_t scales_stride;
     mx::Format format;
+    /// The largest magnitude of the numbers that share a scale, as bits, for each line of the tile. It is given where a
+    /// block is larger than the tile, and otherwise null.
+    const std::uint32_t* amax = nullptr;
   };
   const void* x;
   std::int64_t stride;

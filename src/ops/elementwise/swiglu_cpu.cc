@@ -38,8 +38,9 @@ template <typename Backward>
 void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& num_rows_1,
                        const GemmOperand& d_h_R2F, const GemmOperand& a_RF, Backward&& backward) {
   const std::int64_t num_rows = d_a_RF.dim(0), width = d_a_RF.dim(1);
-  const OperandOutput d_h_output(context, d_h_R2F, 2 * width, h_R2F.dtype());
-  const OperandOutput a_output(context, a_RF, width, h_R2F.dtype());
+  const std::int64_t side = std::max(quantize_side(d_h_R2F), quantize_side(a_RF));
+  const OperandOutput d_h_output(context, d_h_R2F, 2 * width, h_R2F.dtype(), side);
+  const OperandOutput a_output(context, a_RF, width, h_R2F.dtype(), side);
   if (context.measuring()) return;
   for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
     const std::int64_t rows_per_task = a_output.rows_per_task(d_h_output.rows_per_task(kSwigluRowsPerTask));

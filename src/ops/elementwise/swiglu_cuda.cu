@@ -13,7 +13,7 @@ __device__ float sigmoid(float x) { return ptx::reciprocal_approx(1.0f + ptx::ex
 template <typename T>
 struct Forward {
   using Number = T;
-  static constexpr int kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
+  static constexpr int kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   template <int kCount>
   struct Input {
     Lanes<T, kCount> gate, up;

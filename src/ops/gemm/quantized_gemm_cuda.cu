@@ -13,7 +13,7 @@
 #include "ops/quantize/quantize.h"
 #include "ops/runtime/blas_gemm.h"
 
-// On Hopper, operands whose scales cover 128 numbers along the contraction use the FP8 tensor cores. MXFP8's blocks of
+// On Hopper, operands whose scales cover 128 or 256 numbers along the contraction use the FP8 tensor cores. Blocks of
 // 32 use the bfloat16 tensor cores, which hold their numbers exactly, with weights in the wide form. A dense product is
 // a grouped one with one group.
 //
@@ -26,7 +26,8 @@ namespace tessera::cuda {
 namespace {
 
 bool is_e8m0(const mx::Quantized& x) { return x.format.scale_type == mx::ScaleType::kE8M0; }
-bool is_wide_block(const mx::Quantized& x) { return x.format.along == mx::kWideBlock; }
+/// Returns whether each 128 numbers of a row share a scale.
+bool is_wide_block(const mx::Quantized& x) { return x.format.along % mx::kWideBlock == 0; }
 
 /// Returns the type that an operand is widened to.
 DType wide_type(const mx::Quantized& x) { return is_e8m0(x) ? DType::kBFloat16 : DType::kFloat32; }
@@ -69,7 +70,7 @@ Kernel kernel_for(const Context& op, const mx::Quantized& x, const mx::Quantized
   }
   // The kernel reads one scale of w for 128 rows of it, and float32 scales of x by the row.
   const bool is_blockwise =
-      is_wide_block(x) && is_wide_block(w) && w.format.across == mx::kWideBlock && (is_e8m0(x) || x.format.across == 1);
+      is_wide_block(x) && is_wide_block(w) && w.format.square() && (is_e8m0(x) || x.format.across == 1);
   return is_blockwise ? Kernel::kBlockwise : Kernel::kNone;
 }
 
@@ -77,8 +78,9 @@ __global__ void one_group_kernel(std::int32_t num_rows, std::int32_t* offsets) {
   offsets[threadIdx.x] = threadIdx.x == 0 ? 0 : num_rows;
 }
 
-/// Returns the offsets of one group of num_rows rows.
-Tensor one_group(const Context& op, std::int64_t num_rows) {
+/// Returns the offsets, or those of one group of num_rows rows if they are undefined.
+Tensor offsets_of_groups(const Context& op, const Tensor& offsets_E1, std::int64_t num_rows) {
+  if (offsets_E1.defined()) return offsets_E1;
   const Tensor offsets_2 = op.arena->allocate({2}, DType::kInt32);
   if (!op.measuring()) {
     one_group_kernel<<<1, 2, 0, stream_of(op)>>>(static_cast<std::int32_t>(num_rows), numbers<std::int32_t>(offsets_2));
@@ -162,6 +164,7 @@ void run_blockwise(const Context& op, const mx::Quantized& x, const mx::Quantize
                           .w_EMN = w.element_bytes(),
                           .w_scales = w.scale_bytes(),
                           .scale_type = x.format.scale_type,
+                          .has_widest_blocks = x.format.along == mx::kWidestBlock && w.format.along == mx::kWidestBlock,
                           .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
                           .y_RM = numbers<__nv_bfloat16>(y),
                           .num_experts = to_int(experts),
@@ -189,11 +192,11 @@ void run_exact(const Context& op, const mx::Quantized& x, const Tensor& wide, st
                      stream_of(op));
 }
 
-/// Assigns or adds to c the result of run(offsets, target) for one group of rows.
+/// Assigns or adds to c the result of run(target), which assigns it.
 template <typename Run>
-void as_one_group(const Context& op, const Tensor& c, Write write, Run&& run) {
+void assign_or_add(const Context& op, const Tensor& c, Write write, Run&& run) {
   const Tensor target = write == Write::kAssign ? c : op.arena->allocate(c.shape(), c.dtype());
-  run(one_group(op, c.dim(0)), target);
+  run(target);
   if (write == Write::kAccumulate) tessera::add(op, c, target, c);
 }
 
@@ -202,14 +205,12 @@ void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b,
               Write write) {
   const ArenaScope scope(*op.arena);
   if (wide.defined()) {
-    return as_one_group(op, c, write,
-                        [&](const Tensor& offsets, const Tensor& y) { run_exact(op, a, wide, 1, offsets, y); });
+    return assign_or_add(op, c, write, [&](const Tensor& y) { run_exact(op, a, wide, 1, {}, y); });
   }
   const Kernel kernel = kernel_for(op, a, b, 1, c);
   if (kernel == Kernel::kBlockScaled) return multiply_block_scaled(op, a, b, c, write);
   if (kernel == Kernel::kBlockwise) {
-    return as_one_group(op, c, write,
-                        [&](const Tensor& offsets, const Tensor& y) { run_blockwise(op, a, b, 1, offsets, y); });
+    return assign_or_add(op, c, write, [&](const Tensor& y) { run_blockwise(op, a, b, 1, {}, y); });
   }
   const DType dtype = wide_type(a);
   const Tensor a_wide = widened(op, a, dtype), b_wide = widened(op, b, dtype);
@@ -293,13 +294,14 @@ Tensor widened_transposed(const Context& op, const mx::Quantized& x) {
   return wide;
 }
 
-/// Assigns or adds to d_w_EMN[e] the product d_yᵀ · x.
+/// Assigns or adds to d_w_EMN[e] the product d_yᵀ · x. Without offsets, one expert has all rows.
 void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR, const Tensor& offsets_E1,
            std::int64_t experts, const Tensor& d_w, Write write) {
   const std::int64_t m = d_y_MR.elements.dim(0), n = x_NR.elements.dim(0), num_rows = x_NR.elements.dim(1);
   const bool are_whole = m % 16 == 0 && n % 16 == 0 && num_rows % x_NR.format.along == 0;
   if (is_blackwell(op) && are_whole && is_e8m0(x_NR) && experts <= kSm100MaxExperts) {
-    return wgrad_block_scaled(op, d_y_MR, x_NR, offsets_E1, experts, d_w, write);
+    const Tensor offsets = offsets_of_groups(op, offsets_E1, num_rows);
+    return wgrad_block_scaled(op, d_y_MR, x_NR, offsets, experts, d_w, write);
   }
   const bool fits = may_be_hopper(op) && are_whole && experts <= kSm90MaxExperts;
   const bool has_scales_of_rows = is_e8m0(x_NR) || (x_NR.format.across == 1 && d_y_MR.format.across == 1);
@@ -323,9 +325,10 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
                                  .num_sms = op.cuda->num_sms()},
                                 stream_of(op));
   }
+  const Tensor offsets = offsets_of_groups(op, offsets_E1, num_rows);
   if (fits && is_e8m0(x_NR)) {
     const Tensor d_y = widened_transposed(op, d_y_MR), x = widened_transposed(op, x_NR);
-    return tessera::grouped_linear_wgrad(op, d_y, x, offsets_E1, d_w.reshape({experts, m, n}), write);
+    return tessera::grouped_linear_wgrad(op, d_y, x, offsets, d_w.reshape({experts, m, n}), write);
   }
   if (op.measuring() && op.cuda != nullptr) {
     op.cuda->add_slow_operator(fmt::format(
@@ -335,7 +338,7 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
   }
   const DType dtype = wide_type(x_NR);
   const Tensor d_y = widened(op, d_y_MR, dtype), x = widened(op, x_NR, dtype);
-  grouped_simt(op, GroupedKind::kWgradOfColumns, d_y, x, offsets_E1, d_w.reshape({experts, m, n}), write);
+  grouped_simt(op, GroupedKind::kWgradOfColumns, d_y, x, offsets, d_w.reshape({experts, m, n}), write);
 }
 
 }  // namespace
@@ -364,7 +367,7 @@ void linear_wgrad(const Context& op, const mx::Quantized& d_y_MT, const mx::Quan
   TESSERA_CHECK(d_w_MN.is_contiguous(), "a gradient with stride {} on a GPU", d_w_MN.stride());
   const ArenaScope scope(*op.arena);
   if (is_block_scaled(op, d_y_MT, x_NT, d_w_MN)) return multiply_block_scaled(op, d_y_MT, x_NT, d_w_MN, write);
-  wgrad(op, d_y_MT, x_NT, one_group(op, x_NT.elements.dim(1)), 1, d_w_MN, write);
+  wgrad(op, d_y_MT, x_NT, {}, 1, d_w_MN, write);
 }
 
 void grouped_linear_forward(const Context& op, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,

@@ -70,9 +70,12 @@ __device__ inline std::uint32_t num_clusters() {
   asm volatile("mov.u32 %0, %%nclusterid.x;\n" : "=r"(count));
   return count;
 }
-/// Synchronizes all threads of all blocks of the cluster. Every thread must call it.
+/// Synchronizes all threads of all blocks of the cluster, in two steps. Every thread must call both.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory"); }
 __device__ inline void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 // --- Numbers -------------------------------------------------------------------------------------------------------
@@ -150,7 +153,17 @@ __device__ inline void mbarrier_arrive_cluster(Barrier* barrier, std::uint32_t c
       "r"(cta_rank)
       : "memory");
 }
-/// Arrives, and makes the phase wait for `bytes` more from TMA.
+/// Writes a word to the same place in block `cta_rank` of the cluster. It counts as 4 bytes for the barrier at the same
+/// place of that block.
+__device__ inline void store_async_cluster(std::uint32_t* shared, std::uint32_t value, Barrier* barrier,
+                                           std::uint32_t cta_rank) {
+  asm volatile(
+      "{\n.reg .b32 to, of;\nmapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 of, %2, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [of];\n}\n" ::"r"(shared_address(shared)),
+      "r"(value), "r"(shared_address(barrier)), "r"(cta_rank)
+      : "memory");
+}
+/// Arrives, and makes the phase wait for `bytes` more from TMA or from store_async_cluster.
 __device__ inline void mbarrier_arrive_expect_tx(Barrier* barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
@@ -161,6 +174,16 @@ __device__ inline void mbarrier_wait(Barrier* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nWAIT:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\nbra WAIT;\nDONE:\n}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+/// Does the same, and also acquires writes of other blocks of the cluster.
+__device__ inline void mbarrier_wait_cluster(Barrier* barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@done bra DONE;\nbra WAIT;\nDONE:\n}\n" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");

@@ -10,8 +10,33 @@ constexpr std::int64_t kColumnsPerTask = 32 * kQuantizeSide;
 /// Outputs of this size bypass the caches, because they would evict everything else from them.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
+/// Holds the largest magnitudes of a part's rows and columns, as bits. The part has at most kWidestBlock of each.
+struct PartAmax {
+  std::uint32_t of_rows[mx::kWidestBlock] = {}, of_columns[mx::kWidestBlock] = {};
+
+  template <typename T>
+  void find(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
+    for (std::int64_t row = 0; row < rows; ++row, x += stride) {
+      std::uint32_t of_row = 0;
+#pragma omp simd reduction(max : of_row)
+      for (std::int64_t column = 0; column < columns; ++column) {
+        const std::uint32_t magnitude = mx::bits_of(load(x[column])) & mx::kFloatMagnitude;
+        of_row = std::max(of_row, magnitude);
+        of_columns[column] = std::max(of_columns[column], magnitude);
+      }
+      of_rows[row] = of_row;
+    }
+  }
+  /// Gives all rows, or all columns, the largest magnitude of the part.
+  void widen_rows() { std::ranges::fill(of_rows, *std::ranges::max_element(of_rows)); }
+  void widen_columns() { std::ranges::fill(of_columns, *std::ranges::max_element(of_columns)); }
+};
+
+bool is_widest(const mx::Quantized& q) { return q.defined() && q.format.along == mx::kWidestBlock; }
+
 /// Returns the output of the tile that begins at line `line` and at number `number` along it.
-QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, std::int64_t number) {
+QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, std::int64_t number,
+                               const std::uint32_t* amax) {
   if (!q.defined()) return {};
   const std::int64_t length = q.elements.dim(1), scales_per_line = q.scales.dim(1);
   const std::int64_t scale = line / q.format.scale_height() * scales_per_line + number / q.format.scale_width();
@@ -20,29 +45,59 @@ QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, std::i
       .elements_stride = length,
       .scales = static_cast<std::byte*>(q.scales.raw()) + static_cast<std::size_t>(scale) * size_of(q.scales.dtype()),
       .scales_stride = scales_per_line,
-      .format = q.format};
+      .format = q.format,
+      .amax = is_widest(q) ? amax : nullptr};
 }
 
 }  // namespace
+
+std::int64_t quantize_side(const mx::Quantized& rows, const mx::Quantized& columns) {
+  return is_widest(rows) || is_widest(columns) ? mx::kWidestBlock : kQuantizeSide;
+}
 
 void quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Quantized& columns) {
   const std::size_t number = strip.element == Element::kFloat32 ? sizeof(float) : sizeof(BFloat16);
   const mx::Quantized& any = rows.defined() ? rows : columns;
   const bool stream = any.elements.num_bytes() >= kStreamBytes;
-  for (std::int64_t row = 0; row < strip.num_rows; row += kQuantizeSide) {
-    for (std::int64_t column = 0; column < strip.num_columns; column += kQuantizeSide) {
-      const std::int64_t at = row * strip.stride + column;
-      const auto* x = static_cast<const std::byte*>(strip.x) + static_cast<std::size_t>(at) * number;
-      const bool has_next = column + 2 * kQuantizeSide <= strip.num_columns;
-      kernels().quantize_tile({.x = x,
-                               .stride = strip.stride,
-                               .rows = std::min(kQuantizeSide, strip.num_rows - row),
-                               .columns = std::min(kQuantizeSide, strip.num_columns - column),
-                               .next = has_next ? x + static_cast<std::size_t>(kQuantizeSide) * number : nullptr,
-                               .stream = stream,
-                               .along_rows = output_at(rows, strip.first_row + row, strip.first_column + column),
-                               .along_columns = output_at(columns, strip.first_column + column, strip.first_row + row)},
-                              strip.element);
+  const auto numbers_at = [&](std::int64_t row, std::int64_t column) {
+    return static_cast<const std::byte*>(strip.x) + static_cast<std::size_t>(row * strip.stride + column) * number;
+  };
+  const auto quantize_at = [&](std::int64_t row, std::int64_t column, const std::uint32_t* of_rows,
+                               const std::uint32_t* of_columns) {
+    const std::byte* x = numbers_at(row, column);
+    const bool has_next = column + 2 * kQuantizeSide <= strip.num_columns;
+    kernels().quantize_tile(
+        {.x = x,
+         .stride = strip.stride,
+         .rows = std::min(kQuantizeSide, strip.num_rows - row),
+         .columns = std::min(kQuantizeSide, strip.num_columns - column),
+         .next = has_next ? x + static_cast<std::size_t>(kQuantizeSide) * number : nullptr,
+         .stream = stream,
+         .along_rows = output_at(rows, strip.first_row + row, strip.first_column + column, of_rows),
+         .along_columns = output_at(columns, strip.first_column + column, strip.first_row + row, of_columns)},
+        strip.element);
+  };
+  // A part has all numbers that share a scale.
+  const std::int64_t side = quantize_side(rows, columns);
+  for (std::int64_t row = 0; row < strip.num_rows; row += side) {
+    for (std::int64_t column = 0; column < strip.num_columns; column += side) {
+      const std::int64_t end_row = std::min(row + side, strip.num_rows),
+                         end_column = std::min(column + side, strip.num_columns);
+      PartAmax amax;
+      if (side > kQuantizeSide) {
+        const auto find = [&]<typename T>(T) {
+          amax.find(reinterpret_cast<const T*>(numbers_at(row, column)), strip.stride, end_row - row,
+                    end_column - column);
+        };
+        strip.element == Element::kFloat32 ? find(float{}) : find(BFloat16{});
+        if (rows.format.across > 1) amax.widen_rows();
+        if (columns.format.across > 1) amax.widen_columns();
+      }
+      for (std::int64_t r = row; r < end_row; r += kQuantizeSide) {
+        for (std::int64_t c = column; c < end_column; c += kQuantizeSide) {
+          quantize_at(r, c, &amax.of_rows[r - row], &amax.of_columns[c - column]);
+        }
+      }
     }
   }
 }
@@ -52,11 +107,11 @@ void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows
   const Element element = element_of(x.dtype());
   if (context.measuring() || (!rows.defined() && !columns.defined())) return;
   const std::int64_t num_matrices = stack ? x.dim(0) : 1, m = x.dim(stack ? 1 : 0), k = x.dim(stack ? 2 : 1);
-  constexpr std::int64_t kSide = kQuantizeSide;
-  const std::int64_t strips_m = (m + kSide - 1) / kSide, strips_k = (k + kColumnsPerTask - 1) / kColumnsPerTask;
+  const std::int64_t side = quantize_side(rows, columns);
+  const std::int64_t strips_m = (m + side - 1) / side, strips_k = (k + kColumnsPerTask - 1) / kColumnsPerTask;
   parallel_for(num_matrices * strips_m * strips_k, [&](std::int64_t task) {
     const std::int64_t matrix = task / (strips_m * strips_k);
-    const std::int64_t row = task / strips_k % strips_m * kSide, column = task % strips_k * kColumnsPerTask;
+    const std::int64_t row = task / strips_k % strips_m * side, column = task % strips_k * kColumnsPerTask;
     const Tensor source = stack ? x[matrix] : x;
     const std::int64_t at = row * source.stride() + column;
     const auto of_matrix = [&](const mx::Quantized& q) { return stack && q.defined() ? q[matrix] : q; };
@@ -65,7 +120,7 @@ void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows
          .stride = source.stride(),
          .element = element,
          .first_row = row,
-         .num_rows = std::min(kSide, m - row),
+         .num_rows = std::min(side, m - row),
          .first_column = column,
          .num_columns = std::min(kColumnsPerTask, k - column)},
         of_matrix(rows), of_matrix(columns));

@@ -1,10 +1,13 @@
 // Kernels that write matrices plain, quantized along rows and quantized along columns in one pass over their inputs.
 // This is the CUDA side of ops/kit/gemm_operand.h. The bytes are those of mx/block.h.
 //
-// A block of threads has a tile of kSide × kSide numbers. The tile holds all numbers that share a scale. The steps are:
+// A block of threads has a tile of kSide × kSide numbers. The tile holds all numbers that share a scale. Blocks of 256
+// numbers lie in two tiles, or in four if they are squares. The thread blocks of these tiles form a cluster. The steps
+// are:
 //   1. Compute: the Producer's numbers, rounded to T, go to `plain` and to shared memory. They are 0 beyond the matrix.
 //   2. Maxima: for each output, a team of kTeamThreads finds the largest magnitudes of 32 numbers along rows and along
-//      columns. Each thread has a patch of 8 × 8.
+//      columns. Each thread has a patch of 8 × 8. Thread blocks of a cluster tell each other
+//      what they found.
 //   3. Scales: each thread finds the scales of one line of the tile.
 //   4. Cast: the patches are multiplied by the scales' inverses and become bytes. These pass through shared memory, so
 //      that whole lines of 128 bytes are written. Smaller pieces would cost as much each as whole lines.
@@ -106,6 +109,7 @@ struct TileArgs {
   const std::int32_t* num_rows_1 = nullptr;
   // [tiles of a row, num_rows]: each row's sum over one tile. If it is null, no sums are written.
   float* sums = nullptr;
+  dim3 cluster = {1, 1, 1};  // the tiles along rows, and along columns, whose numbers may share scales
 };
 
 /// Returns two numbers as two bytes, the first in the lower one. They are rounded to nearest even and saturated. NaN
@@ -218,6 +222,10 @@ struct Team {
 struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
   std::uint32_t of_warp[kTeamThreads / kWarp];
+  // What the other thread blocks of the cluster sent, for each orientation: the largest magnitude of each line, or of
+  // each tile.
+  std::uint32_t of_others[2][kSide];
+  ptx::Barrier received[2];
 };
 
 /// Finds the largest `amax` of the lanes whose indices differ only in the bits kFirst and 2 · kFirst. The lane with
@@ -239,26 +247,85 @@ __device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std:
 
 /// Returns whether all numbers of a tile share a scale in this orientation.
 __device__ inline bool is_wide_square(const TileOutput& out) {
-  return out.elements != nullptr && out.format.along == mx::kWideBlock && out.format.across > 1;
+  return out.elements != nullptr && out.format.along >= mx::kWideBlock && out.format.across > 1;
+}
+
+/// Holds what a thread block must know of its cluster, for one orientation of a tile.
+struct TileCluster {
+  std::uint32_t rank, beside;   // this block's rank, and the bit in which the next one along a line differs
+  bool has_beside, has_across;  // whether the matrix has a tile there: along a line, and across the lines
+
+  __device__ TileCluster(const TilePlace& place, dim3 cluster, bool along_columns)
+      : rank(ptx::cluster_cta_rank()), beside(along_columns ? cluster.x : 1) {
+    const bool in_row = blockIdx.x % 2 == 1 || place.columns > kSide;
+    const bool in_column = blockIdx.y % 2 == 1 || place.rows > kSide;
+    has_beside = along_columns ? in_column : in_row;
+    has_across = along_columns ? in_row : in_column;
+  }
+};
+
+// The next two functions send a largest magnitude to other thread blocks, and return the larger of it and of theirs.
+// The threads of all lines of an orientation execute them. A team may do so once for each orientation.
+
+/// Does it for a line that continues in the tile beside this one.
+__device__ inline std::uint32_t largest_of_two(const TileCluster& cluster, int line, std::uint32_t largest,
+                                               std::uint32_t* of_others, ptx::Barrier* received) {
+  if (!cluster.has_beside) return largest;
+  if (line == 0) ptx::mbarrier_arrive_expect_tx(received, kSide * sizeof(std::uint32_t));
+  ptx::store_async_cluster(&of_others[line], largest, received, cluster.rank ^ cluster.beside);
+  ptx::mbarrier_wait_cluster(received, 0);
+  return max(largest, of_others[line]);
+}
+
+/// Does it for a tile of a square of four.
+__device__ inline std::uint32_t largest_of_four(const TileCluster& cluster, int line, std::uint32_t largest,
+                                                std::uint32_t* of_others, ptx::Barrier* received) {
+  // Ranks of the other tiles differ in one bit for each direction.
+  const bool exists[] = {true, cluster.has_beside, cluster.has_across, cluster.has_beside && cluster.has_across};
+  const std::uint32_t across = cluster.beside ^ 3;
+  const std::uint32_t bits[] = {0, cluster.beside, across, 3};
+  if (line == 0) {
+    const int count = exists[1] + exists[2] + exists[3];
+    ptx::mbarrier_arrive_expect_tx(received, count * sizeof(std::uint32_t));
+#pragma unroll
+    for (int i = 1; i < 4; ++i) {
+      if (exists[i]) ptx::store_async_cluster(&of_others[i], largest, received, cluster.rank ^ bits[i]);
+    }
+  }
+  ptx::mbarrier_wait_cluster(received, 0);
+#pragma unroll
+  for (int i = 1; i < 4; ++i) {
+    if (exists[i]) largest = max(largest, of_others[i]);
+  }
+  return largest;
 }
 
 /// Raises the amax of one line of a tile to that of all numbers that share a scale. All threads of the team call it
-/// together. `any_wide_square` tells whether a whole tile of one of the orientations shares a scale.
-template <typename Team>
-__device__ void widen_amax(const mx::Format& format, bool any_wide_square, std::uint32_t (&amax)[kBlocksPerLine],
-                           TileScales& scales) {
+/// together. `along_columns` tells of which orientation the line is.
+template <typename Team, typename T>
+__device__ void widen_amax(const TileOutputs<T>& out, bool along_columns, int line, const TilePlace& place,
+                           dim3 cluster, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
+  const TileOutput& to = along_columns ? out.columns : out.rows;
+  const mx::Format& format = to.format;
   std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
-  std::uint32_t of_tile = 0;
-  if (any_wide_square) {
+  if (is_wide_square(out.rows) || is_wide_square(out.columns)) {
     const int warp = Team::thread() / kWarp, first = warp / 4 * 4;
     const std::uint32_t of_warp = __reduce_max_sync(~0u, largest);
     if (Team::thread() % kWarp == 0) scales.of_warp[warp] = of_warp;
     Team::sync();
-    of_tile = max(max(scales.of_warp[first], scales.of_warp[first + 1]),
-                  max(scales.of_warp[first + 2], scales.of_warp[first + 3]));
+    if (format.across > 1) {
+      largest = max(max(scales.of_warp[first], scales.of_warp[first + 1]),
+                    max(scales.of_warp[first + 2], scales.of_warp[first + 3]));
+    }
   }
-  if (format.along == mx::kWideBlock) {
-    if (format.across > 1) largest = of_tile;
+  if (format.along >= mx::kWideBlock) {
+    if (format.along == mx::kWidestBlock && to.elements != nullptr) {
+      const TileCluster others(place, cluster, along_columns);
+      std::uint32_t* of_others = scales.of_others[along_columns];
+      ptx::Barrier* received = &scales.received[along_columns];
+      largest = format.across > 1 ? largest_of_four(others, line, largest, of_others, received)
+                                  : largest_of_two(others, line, largest, of_others, received);
+    }
     for (std::uint32_t& each : amax) each = largest;
   } else if (format.across > 1) {
     for (std::uint32_t& each : amax) each = __reduce_max_sync(~0u, each);
@@ -394,7 +461,8 @@ __device__ void write_tile(const std::uint8_t* row_bytes, const std::uint8_t* co
 
 /// Quantizes both orientations of a tile in shared memory. It overwrites the tile.
 template <bool kWidens, typename Team, typename T>
-__device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
+__device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, dim3 cluster,
+                              TileScales& scales) {
   // A warp has 32 rows × 64 columns, so each block of 32 numbers that shares a scale lies within one warp.
   const int lane = Team::thread() % kWarp, warp = Team::thread() / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
@@ -423,7 +491,7 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     std::uint32_t amax[kBlocksPerLine];
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
-    widen_amax<Team>(to.format, is_wide_square(out.rows) || is_wide_square(out.columns), amax, scales);
+    widen_amax<Team>(out, along_columns, line, place, cluster, amax, scales);
     if (to.elements != nullptr) found = find_scales(to.format, amax, line, slots);
   }
   Team::sync();
@@ -534,7 +602,20 @@ __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks
 
   const std::int64_t first_row = std::int64_t{blockIdx.y} * kSide, first_column = std::int64_t{blockIdx.x} * kSide;
   const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
-  if (first_row >= num_computed) return;
+  __shared__ TileScales scales[kQuantizes ? kTeamsOf<Producer> : 1];
+  const bool in_cluster = kQuantizes && args.cluster.x * args.cluster.y > 1;
+  if (in_cluster) {
+    if (threadIdx.x < 2 * kTeamsOf<Producer>) {
+      ptx::mbarrier_init(&scales[threadIdx.x / 2].received[threadIdx.x % 2], 1);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::cluster_arrive();
+  }
+  // A cluster may have blocks beyond the matrix.
+  if (first_row >= num_computed || first_column >= args.length) {
+    if (in_cluster) ptx::cluster_wait();
+    return;
+  }
   const TilePlace place{.matrix = blockIdx.z,
                         .first_row = first_row,
                         .first_column = first_column,
@@ -546,15 +627,15 @@ __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks
     compute_tile<kCount, kQuantizes, false>(args, place, tiles);
   }
   if constexpr (kQuantizes) {
-    __shared__ TileScales scales[kTeamsOf<Producer>];
     using Team = cuda::Team<kTeamsOf<Producer>>;
     constexpr bool kWidens = requires { typename Producer::Wide; };
     __syncthreads();
+    if (in_cluster) ptx::cluster_wait();
 #pragma unroll 1
     for (int o = Team::index(); o < kOutputsOf<Producer>; o += kTeamsOf<Producer>) {
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile<kWidens, Team>(tiles + o * kSide * kSide, to, place, scales[Team::index()]);
+      quantize_tile<kWidens, Team>(tiles + o * kSide * kSide, to, place, args.cluster, scales[Team::index()]);
     }
   }
 }
@@ -565,7 +646,7 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
   if (!x.defined()) return {};
   const int last = x.elements.num_dims() - 1;
   const mx::Format& format = x.format;
-  TESSERA_CHECK((format.along == mx::kBlock || format.along == mx::kWideBlock) &&
+  TESSERA_CHECK((format.along == mx::kBlock || format.along == mx::kWideBlock || format.along == mx::kWidestBlock) &&
                     (format.across == 1 || format.square()) &&
                     (format.scale_type == mx::ScaleType::kE8M0 || format.along == mx::kWideBlock),
                 "blocks of {} x {}", format.across, format.along);
@@ -606,17 +687,50 @@ TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0)
   return out;
 }
 
+/// Returns the sides of the clusters, in tiles, in which the numbers of an output share scales.
+template <typename T>
+dim3 cluster_of(const TileOutputs<T>& out) {
+  const auto has_widest = [](const TileOutput& x) {
+    return x.elements != nullptr && x.format.along == mx::kWidestBlock;
+  };
+  const bool rows = has_widest(out.rows), columns = has_widest(out.columns);
+  const bool squares = (rows && out.rows.format.across > 1) || (columns && out.columns.format.across > 1);
+  return {rows || squares ? 2u : 1u, columns || squares ? 2u : 1u, 1};
+}
+
 template <typename Producer, int kCount, bool kQuantizes>
-void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
-  const auto in_blocks_of = [](std::int64_t size, std::int64_t block) { return (size + block - 1) / block; };
+void launch_tile_kernel(const Context& op, const TileArgs<Producer>& all) {
   constexpr std::size_t kBytes = tile_bytes<Producer, kQuantizes>();
+  TileArgs<Producer> args = all;
+  int exchanges[kTeamsOf<Producer>] = {};
+  for (int o = 0; o < kOutputsOf<Producer>; ++o) {
+    const dim3 cluster = cluster_of(args.outputs[o]);
+    if (cluster.x * cluster.y == 1) continue;
+    const int team = o % kTeamsOf<Producer>;
+    TESSERA_CHECK(++exchanges[team] == 1, "blocks of {} in two outputs of team {}", mx::kWidestBlock, team);
+    args.cluster = {std::max(args.cluster.x, cluster.x), std::max(args.cluster.y, cluster.y), 1};
+  }
   const auto kernel = tile_kernel<Producer, kCount, kQuantizes>;
   if (kBytes > 0) {
     TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
   }
-  const dim3 grid(static_cast<unsigned>(in_blocks_of(args.length, kSide)),
-                  static_cast<unsigned>(in_blocks_of(args.num_rows, kSide)), static_cast<unsigned>(args.num_matrices));
-  kernel<<<grid, kTeamsOf<Producer> * kTeamThreads, kBytes, stream_of(op)>>>(args);
+  // Clusters are whole, so the grid may have blocks beyond the matrix.
+  const auto blocks_for = [&](std::int64_t size, unsigned in_cluster) {
+    const std::int64_t side = std::int64_t{kSide} * in_cluster;
+    return static_cast<unsigned>((size + side - 1) / side * in_cluster);
+  };
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {args.cluster.x, args.cluster.y, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = {blocks_for(args.length, args.cluster.x), blocks_for(args.num_rows, args.cluster.y),
+                    static_cast<unsigned>(args.num_matrices)};
+  config.blockDim = {kTeamsOf<Producer> * kTeamThreads, 1, 1};
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream_of(op);
+  config.attrs = &attribute;
+  config.numAttrs = args.cluster.x * args.cluster.y > 1 ? 1 : 0;
+  TESSERA_CUDA(cudaLaunchKernelEx(&config, kernel, args));
 }
 
 /// Does what quantize() does for the first num_rows_1[0] rows of x, and does not read the other rows. If num_rows_1 is

@@ -103,14 +103,19 @@ TEST_F(SwiGluCuda, BackwardWeighted) {
 TEST_F(SwiGluCuda, QuantizedOutputs) {
   for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
-      for (const std::int64_t width : {45, 96, 256}) {
+      // The activations that weights' gradients read have blocks of at most 128.
+      mx::Format of_weighted_a = format;
+      if (format.along > mx::kWideBlock) of_weighted_a.along = mx::kWideBlock;
+      if (format.across > mx::kWideBlock) of_weighted_a.across = mx::kWideBlock;
+      for (const std::int64_t width : {45, 96, 256, 640}) {
         for (const std::int64_t used : {300, 137}) {
           SCOPED_TRACE(fmt::format("{} {} {}", name_of(dtype), width, describe(format)));
           const ArenaScope scope(arena_);
           const Tensor h = random({300, 2 * width}, dtype, 8.0), d_a = random({300, width}, dtype);
           const Tensor weights = random({300}), d_weights = poisoned({300}, DType::kFloat32);
           const Tensor num_rows_1 = ints({static_cast<std::int32_t>(used)});
-          const GemmOperand a = operand(d_a.shape(), dtype, format), weighted_a = operand(d_a.shape(), dtype, format);
+          const GemmOperand a = operand(d_a.shape(), dtype, format);
+          const GemmOperand weighted_a = operand(d_a.shape(), dtype, of_weighted_a);
           const GemmOperand d_h = operand(h.shape(), dtype, format);
           std::vector<Tensor> outputs = parts(a);
           append(outputs, parts(weighted_a));

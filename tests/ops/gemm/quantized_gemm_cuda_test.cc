@@ -13,16 +13,21 @@ constexpr mx::Format kFloatRows = {.scale_type = mx::ScaleType::kFloat32, .along
 constexpr mx::Format kFloatSquare = {
     .scale_type = mx::ScaleType::kFloat32, .along = mx::kWideBlock, .across = mx::kWideBlock};
 
+constexpr mx::Format kWidest = {.along = mx::kWidestBlock};
+constexpr mx::Format kWidestSquare = {.along = mx::kWidestBlock, .across = mx::kWidestBlock};
+
 struct Recipe {
   const char* name;
-  mx::Format activation, weight, wgrad_input;
+  mx::Format input, gradient, weight, wgrad_input, wgrad_gradient;
 };
-constexpr Recipe kRecipes[] = {{"exact", kExact, kExact, kExact},
-                               {"exact square", kExact, {.across = 32}, kExact},
-                               {"wide", kWide, kWide, kWide},
-                               {"wide square", kWide, kWideSquare, kWideSquare},
-                               {"blockwise", kFloatRows, kFloatSquare, kFloatRows},
-                               {"blockwise square", kFloatRows, kFloatSquare, kFloatSquare}};
+constexpr Recipe kRecipes[] = {{"exact", kExact, kExact, kExact, kExact, kExact},
+                               {"exact square", kExact, kExact, {.across = 32}, kExact, kExact},
+                               {"wide", kWide, kWide, kWide, kWide, kWide},
+                               {"wide square", kWide, kWide, kWideSquare, kWideSquare, kWide},
+                               {"widest", kWidest, kWidest, kWidestSquare, kWideSquare, kWide},
+                               {"widest weight", kWidest, kWide, kWidestSquare, kWideSquare, kWide},
+                               {"blockwise", kFloatRows, kFloatRows, kFloatSquare, kFloatRows, kFloatRows},
+                               {"blockwise square", kFloatRows, kFloatRows, kFloatSquare, kFloatSquare, kFloatRows}};
 
 class QuantizedGemmCuda : public ParityTest {
  protected:
@@ -56,15 +61,15 @@ TEST_F(QuantizedGemmCuda, Dense) {
   for (const Recipe& recipe : kRecipes) {
     for (const DType out : {DType::kBFloat16, DType::kFloat32}) {
       for (const auto& [t, m, n] :
-           {std::tuple{1, 16, 32}, {129, 144, 272}, {256, 256, 384}, {160, 96, 416}, {40, 24, 56}}) {
+           {std::tuple{1, 16, 32}, {129, 144, 272}, {256, 256, 384}, {300, 640, 896}, {160, 96, 416}, {40, 24, 56}}) {
         SCOPED_TRACE(fmt::format("{} {} {} x {} x {}", recipe.name, name_of(out), t, m, n));
         const ArenaScope scope(arena_);
         const Tensor x = random({t, n}), d_y = random({t, m});
         const Weight w = weight(random({m, n}, DType::kFloat32, 0.1), recipe.weight, out);
-        const mx::Quantized x_rows = quantized(x, recipe.activation, false),
-                            d_y_rows = quantized(d_y, recipe.activation, false),
+        const mx::Quantized x_rows = quantized(x, recipe.input, false),
+                            d_y_rows = quantized(d_y, recipe.gradient, false),
                             x_columns = quantized(x, recipe.wgrad_input, true),
-                            d_y_columns = quantized(d_y, recipe.activation, true);
+                            d_y_columns = quantized(d_y, recipe.wgrad_gradient, true);
         for (const Write write : {Write::kAssign, Write::kAccumulate}) {
           const bool assigns = write == Write::kAssign;
           const Tensor y = assigns ? poisoned({t, m}, out) : random({t, m}, out);
@@ -85,7 +90,7 @@ TEST_F(QuantizedGemmCuda, Grouped) {
     for (const DType out : {DType::kBFloat16, DType::kFloat32}) {
       const std::int64_t m = 144, n = 272, experts = 4;
       // The groups are whole blocks, one of them is empty, and rows of NaN follow the last.
-      const bool is_wide = recipe.activation.along == mx::kWideBlock;
+      const bool is_wide = recipe.wgrad_gradient.along == mx::kWideBlock;
       const std::vector<std::int32_t> ends = {0, is_wide ? 256 : 32, is_wide ? 256 : 32, is_wide ? 384 : 320, 768};
       const std::int64_t used = 768, rows = 1024;
       SCOPED_TRACE(fmt::format("{} {}", recipe.name, name_of(out)));
@@ -96,10 +101,9 @@ TEST_F(QuantizedGemmCuda, Grouped) {
         std::memset(part.raw(), 0xff, part.num_bytes());
       }
       const Weight w = weight(random({experts, m, n}, DType::kFloat32, 0.1), recipe.weight, out);
-      const mx::Quantized x_rows = quantized(x, recipe.activation, false),
-                          d_y_rows = quantized(d_y, recipe.activation, false),
+      const mx::Quantized x_rows = quantized(x, recipe.input, false), d_y_rows = quantized(d_y, recipe.gradient, false),
                           x_columns = quantized(x, recipe.wgrad_input, true),
-                          d_y_columns = quantized(d_y, recipe.activation, true);
+                          d_y_columns = quantized(d_y, recipe.wgrad_gradient, true);
       const Tensor y = poisoned({rows, m}, out), d_x = poisoned({rows, n}, out);
       expect_close([&](const Side& s) { grouped_linear_forward(s.op, s(x_rows), on(s, w), s(offsets), s(y)); },
                    {y.rows(0, used)}, 1e-4);

@@ -24,6 +24,7 @@ const Recipe kRecipes[] = {
     {"1x32", {}, {}},
     {"32x32", {}, {.along = 32, .across = 32}},
     {"128x128", {.along = 128}, {.along = 128, .across = 128}},
+    {"256x256", {.along = 256}, {.along = 256, .across = 256}},
     {"fp8_blockwise",
      {.scale_type = mx::ScaleType::kFloat32, .along = 128},
      {.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128}},

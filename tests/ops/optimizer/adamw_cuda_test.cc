@@ -52,13 +52,14 @@ TEST_F(AdamWCuda, Steps) {
 
 // The second shape is a stack. Rows of the last one do not start at multiples of 16 bytes.
 TEST_F(AdamWCuda, QuantizesTheNewWeight) {
-  const mx::Format exact{}, square{.along = 128, .across = 128},
+  const mx::Format exact{}, square{.along = 128, .across = 128}, widest{.along = 256, .across = 256},
       blockwise{.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128};
   for (const auto& [form, format] : {std::pair{WeightForm::kRowsAndColumns, exact},
                                      {WeightForm::kWide, exact},
                                      {WeightForm::kRowsAndColumns, square},
+                                     {WeightForm::kRowsAndColumns, widest},
                                      {WeightForm::kRowsAndColumns, blockwise}}) {
-    for (const Shape& shape : {Shape{130, 144}, {3, 128, 272}, {40, 36}}) {
+    for (const Shape& shape : {Shape{130, 144}, {3, 128, 272}, {2, 400, 640}, {40, 36}}) {
       for (const auto& [moments, counts] :
            {std::pair{DType::kFloat32, true}, {DType::kBFloat16, true}, {DType::kFloat32, false}}) {
         SCOPED_TRACE(fmt::format("form {}, blocks of {} x {}, {}, {}", static_cast<int>(form), format.across,

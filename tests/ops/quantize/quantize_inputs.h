@@ -12,7 +12,7 @@ inline std::vector<mx::Format> all_formats() {
   std::vector<mx::Format> formats;
   for (const mx::ScalingMode mode :
        {mx::ScalingMode::kRceil, mx::ScalingMode::kFloor, mx::ScalingMode::kCeil, mx::ScalingMode::kEven}) {
-    for (const auto& [along, across] : {std::pair{32, 1}, {32, 32}, {128, 1}, {128, 128}}) {
+    for (const auto& [along, across] : {std::pair{32, 1}, {32, 32}, {128, 1}, {128, 128}, {256, 1}, {256, 256}}) {
       formats.push_back({.scale_type = mx::ScaleType::kE8M0, .mode = mode, .along = along, .across = across});
     }
   }

@@ -59,7 +59,12 @@ void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t strea
                            .scales_a = scales_of(args.x_scales, args.n, args.scale_type),
                            .scales_b = scales_of(args.w_scales, args.n, args.scale_type),
                            .y_RM = args.y_RM};
-  sm90::launch<fp8::blockwise_gemm<false, false, true>, fp8::Shared>(args.num_sms, stream, x, w, params);
+  if (args.has_widest_blocks) {
+    TESSERA_CHECK(args.scale_type == mx::ScaleType::kE8M0);
+    sm90::launch<fp8::blockwise_gemm<false, false, true, 2>, fp8::Shared>(args.num_sms, stream, x, w, params);
+  } else {
+    sm90::launch<fp8::blockwise_gemm<false, false, true>, fp8::Shared>(args.num_sms, stream, x, w, params);
+  }
 }
 
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {

@@ -1,6 +1,7 @@
 // The kernel of the blockwise products. It computes D[i, j] = Σ_k A[i, k] · B[j, k] in tiles of 256 × 128 or 128 × 256.
-// FP8 tensor cores compute the sums S over 128 k. Registers accumulate D = Σ_s a[i, s] · b[j, s] · S_s[i, j] in
-// float32. In both operands k is the contiguous dim, because FP8 WGMMA reads nothing else.
+// FP8 tensor cores compute the sums S over 128 k, or over 256 k that share their scales. Registers accumulate D = Σ_s
+// a[i, s] · b[j, s] · S_s[i, j] in float32. In both operands k is the contiguous dim, because FP8 WGMMA reads nothing
+// else.
 //
 //            D       i      j         k      A              B
 //   forward  y       rows   columns   N      x   [R, N]     w   [E, M, N], one b for all j
@@ -76,10 +77,12 @@ __host__ __device__ constexpr int scale_position(int j) { return j / 16 * 16 + j
 __host__ __device__ constexpr int arranged_row(int n) { return ceil_div(n, kLarge) * kLarge; }
 
 /// Computes tiles of D. If kWide is set, a tile is 128 × 256, not 256 × 128, and a warpgroup's waves lie side by side.
-/// If kSquare is set, b is the same for 128 neighbouring j.
-template <bool kWgrad, bool kWide, bool kSquare>
+/// If kSquare is set, b is the same for 128 neighbouring j. In the forward, kStepsPerSum steps of k share their scales:
+/// the first and second, the third and fourth, and so on.
+template <bool kWgrad, bool kWide, bool kSquare, int kStepsPerSum>
 struct Kernel {
   static_assert(kWgrad || (!kWide && kSquare));
+  static_assert(kStepsPerSum == 1 || (!kWgrad && kStepsPerSum == 2));
   static constexpr int kScaleWarps = kWgrad ? 0 : 2;
 
   __device__ static auto schedule(const Params& p, const Groups& groups) {
@@ -211,12 +214,16 @@ struct Kernel {
   }
   __device__ static int wave_j(int wave) { return kWide ? wave * kBox : 0; }
 
-  /// Assigns to `sum` the product of a wave's rows and b over one step.
-  __device__ static void multiply(float (&sum)[kSums], std::uint64_t a, std::uint64_t b) {
+  /// Assigns to `sum` the product of a wave's rows and b over one step, or adds it.
+  __device__ static void multiply(float (&sum)[kSums], const std::byte* a_rows, const std::byte* b_rows,
+                                  bool accumulate) {
+    const std::uint64_t a = ptx::wgmma_descriptor<ptx::Major::kK>(a_rows);
+    const std::uint64_t b = ptx::wgmma_descriptor<ptx::Major::kK>(b_rows);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kStep / 32; ++i) {
-      ptx::Wgmma<kBox>::e4m3(sum, ptx::advance_descriptor(a, 32 * i), ptx::advance_descriptor(b, 32 * i), i > 0);
+      ptx::Wgmma<kBox>::e4m3(sum, ptx::advance_descriptor(a, 32 * i), ptx::advance_descriptor(b, 32 * i),
+                             accumulate || i > 0);
     }
     ptx::wgmma_commit();
   }
@@ -363,11 +370,22 @@ struct Kernel {
         for (int i = 0; i < kSums; ++i) d[wave][i] = 0;
       }
       const int rows = end_i(work, p) - first_i(work), columns = end_j(p) - first_j(work);
-      for (int step = 0; step < num_steps(work); ++step, at.advance()) {
+      for (int step = 0; step < num_steps(work); step += kStepsPerSum, at.advance()) {
         const Shared::Stage& stage = shared.stages[at.stage];
         const float* scales_i = kWide ? shared.scales_small[at.stage] : shared.scales_large[at.stage];
         const float* scales_j = kWide ? shared.scales_large[at.stage] : shared.scales_small[at.stage];
         shared.ring.wait_full(at);
+        const bool has_second = kStepsPerSum == 2 && step + 1 < num_steps(work);
+        const int first_stage = at.stage;
+        if (has_second) {
+          at.advance();
+          shared.ring.wait_full(at);
+        }
+        const Shared::Stage& second = shared.stages[at.stage];
+        const auto release = [&] {
+          shared.ring.release(first_stage);
+          if (has_second) shared.ring.release(at.stage);
+        };
         bool released = false;
         ColumnScales columns_j;
 #pragma unroll
@@ -381,22 +399,26 @@ struct Kernel {
               scale[0] *= of_columns, scale[1] *= of_columns;
             }
             float sum[kSums];
-            multiply(sum, ptx::wgmma_descriptor<ptx::Major::kK>((kWide ? stage.small : stage.large) + i * kStep),
-                     ptx::wgmma_descriptor<ptx::Major::kK>((kWide ? stage.large : stage.small) + j * kStep));
+            const auto multiply_stage = [&](const Shared::Stage& of, bool accumulate) {
+              multiply(sum, (kWide ? of.small : of.large) + i * kStep, (kWide ? of.large : of.small) + j * kStep,
+                       accumulate);
+            };
+            multiply_stage(stage, false);
+            if (has_second) multiply_stage(second, true);
             if constexpr (!kSquare) {
               finish_and_add(d[wave], sum, scale, scales_j + j, columns_j, wave == 0);
             } else {
               finish(sum);
               // Nothing reads the stage after its last product.
               if (wave == kWaves - 1) {
-                shared.ring.release(at.stage);
+                release();
                 released = true;
               }
               add(d[wave], sum, scale);
             }
           }
         }
-        if (!released) shared.ring.release(at.stage);
+        if (!released) release();
       }
       if (!work.store) continue;
       WarpBuffer& buffer = shared.buffers[threadIdx.x / 32 - kWarpgroup / 32];
@@ -413,9 +435,9 @@ struct Kernel {
                              Shared& shared) {
     const auto load = [&] {
       if constexpr (kWgrad) {
-        WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts);
+        WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.num_rows);
       } else {
-        RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
+        RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.num_rows, p.m);
       }
     };
     const auto produce = [&] {
@@ -435,13 +457,13 @@ struct Kernel {
   }
 };
 
-template <bool kWgrad, bool kWide, bool kSquare>
+template <bool kWgrad, bool kWide, bool kSquare, int kStepsPerSum = 1>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     blockwise_gemm(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_small,
                    const __grid_constant__ Params params) {
   if constexpr (ptx::kIsSm90a) {
     extern __shared__ __align__(1024) std::byte shared[];
-    Kernel<kWgrad, kWide, kSquare>::run(map_large, map_small, params, *reinterpret_cast<Shared*>(shared));
+    Kernel<kWgrad, kWide, kSquare, kStepsPerSum>::run(map_large, map_small, params, *reinterpret_cast<Shared*>(shared));
   } else {
     ptx::trap_on_other_architecture("blockwise_gemm");
   }

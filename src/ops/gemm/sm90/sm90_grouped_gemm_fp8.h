@@ -1,10 +1,12 @@
 // Grouped matrix products of block-scaled e4m3 on Hopper. Operands are those of mx/quantized.h, and sums are float32.
-// Rows [offsets[e], offsets[e + 1]) belong to expert e. Offsets are read on the device, so launches can be captured
-// into a graph. Rows from offsets[E] on may hold anything. They do not affect results and are not written.
+// Rows [offsets[e], offsets[e + 1]) belong to expert e. Without offsets, all rows belong to one expert. Offsets are
+// read on the device, so launches can be captured into a graph. Rows from offsets[E] on may hold anything. They do not
+// affect results and are not written.
 //
 //   blockwise  y_RM = x_RN · w_EMN[e]ᵀ. x has a scale per row and 128 numbers along N, and w has one per 128 × 128. It
 //              uses the FP8 tensor cores. The sum of every 128 numbers is scaled and added in float32 registers. The
-//              tensor cores' own sums have too few bits (arXiv 2412.19437, sec. 3.3.2).
+//              tensor cores' own sums have too few bits (arXiv 2412.19437, sec. 3.3.2). With E8M0 scales, 256 may
+//              take the place of 128. Half as many sums are then added in registers.
 //   wgrad      d_w_EMN[e] (= or +=) d_yᵀ · x over expert e's rows. It reads the columns of both operands (d_y_MR,
 //              x_NR). They have a scale per row and 128 numbers along R. Where 128 rows of x_NR share it, the
 //              product is faster. Offsets are multiples of 128. For an expert without rows it assigns zeros or adds
@@ -30,13 +32,14 @@ namespace tessera::cuda {
 
 /// Holds the operands of a blockwise forward. Scales are float32 [R, ceil(N / 128)] and [E, ceil(M / 128), ceil(N /
 /// 128)], or E8M0 [R, ceil(N / 32)] and [E, M, ceil(N / 32)]. E8M0 scales must be equal within each block of 128 or 128
-/// × 128.
+/// × 128, and within 256 numbers along N if has_widest_blocks is set.
 struct Sm90BlockwiseForward {
   const std::uint8_t* x_RN = nullptr;
   const void* x_scales = nullptr;
   const std::uint8_t* w_EMN = nullptr;
   const void* w_scales = nullptr;
   mx::ScaleType scale_type = mx::ScaleType::kFloat32;
+  bool has_widest_blocks = false;
   const std::int32_t* offsets_E1 = nullptr;
   __nv_bfloat16* y_RM = nullptr;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;  // num_rows: the number of rows that x and y have room for
