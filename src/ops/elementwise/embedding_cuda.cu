@@ -21,7 +21,8 @@ static_assert(kTile == kSortThreads * kTokensEach);
 template <typename T, int kCount>
 __global__ void forward_kernel(const std::int32_t* tokens, const T* table, std::int64_t num_ids, std::int64_t first_id,
                                T* x, std::uint32_t groups_per_row, std::uint32_t num_groups) {
-  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < num_groups; i += gridDim.x * kThreads) {
+  for (std::uint64_t at = blockIdx.x * kThreads + threadIdx.x; at < num_groups; at += gridDim.x * kThreads) {
+    const auto i = static_cast<std::uint32_t>(at);
     const std::int64_t token = i / groups_per_row, column = i % groups_per_row, row = tokens[token] - first_id;
     Lanes<T, kCount> numbers{};
     if (0 <= row && row < num_ids) {
