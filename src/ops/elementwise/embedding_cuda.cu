@@ -21,8 +21,7 @@ static_assert(kTile == kSortThreads * kTokensEach);
 template <typename T, int kCount>
 __global__ void forward_kernel(const std::int32_t* tokens, const T* table, std::int64_t num_ids, std::int64_t first_id,
                                T* x, std::uint32_t groups_per_row, std::uint32_t num_groups) {
-  for (std::uint64_t at = blockIdx.x * kThreads + threadIdx.x; at < num_groups; at += gridDim.x * kThreads) {
-    const auto i = static_cast<std::uint32_t>(at);
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < num_groups; i += gridDim.x * kThreads) {
     const std::int64_t token = i / groups_per_row, column = i % groups_per_row, row = tokens[token] - first_id;
     Lanes<T, kCount> numbers{};
     if (0 <= row && row < num_ids) {
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 6) add_runs_kernel(const BackwardArg
 void embedding_forward(const Context& op, const Tensor& tokens_T, const Tensor& table_VD, std::int64_t first_id,
                        const Tensor& x_TD) {
   if (op.measuring() || x_TD.num_elements() == 0) return;
-  TESSERA_CHECK(x_TD.num_elements() < std::int64_t{1} << 32, "{}", x_TD.shape().to_string());
+  TESSERA_CHECK(x_TD.num_elements() <= kMost32BitItems, "{}", x_TD.shape().to_string());
   for_float_type(table_VD.dtype(), [&]<typename T>(T) {
     for_lanes(table_VD.is_contiguous() && in_lanes(table_VD, x_TD), [&](auto lanes) {
       constexpr int kCount = decltype(lanes)::value;

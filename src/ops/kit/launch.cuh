@@ -48,6 +48,10 @@ T* numbers(const Tensor& x) {
   return static_cast<T*>(x.raw());
 }
 
+/// The most items for which a kernel's loop may have a 32-bit index. The index grows by less than 2^20 at a time, and
+/// so it does not wrap. Loops with 64-bit indices are slower.
+inline constexpr std::int64_t kMost32BitItems = (std::int64_t{1} << 32) - (std::int64_t{1} << 20);
+
 /// Returns the number of blocks of `threads` threads for `items` of work. The kernel's threads must step by the size of
 /// the grid. The blocks fill the GPU if there is enough work. There is at least one.
 inline int grid_for(const Context& op, std::int64_t items, int threads) {

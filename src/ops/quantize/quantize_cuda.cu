@@ -51,7 +51,7 @@ struct QuantizedInput {
   explicit QuantizedInput(const mx::Quantized& x)
       : elements(x.element_bytes()), scales(x.scales.raw()), format(x.format) {
     const int last = x.elements.num_dims() - 1;
-    TESSERA_CHECK(x.elements.num_elements() < std::int64_t{1} << 32, "{}", x.elements.shape().to_string());
+    TESSERA_CHECK(x.elements.num_elements() <= kMost32BitItems, "{}", x.elements.shape().to_string());
     length = static_cast<std::uint32_t>(x.elements.dim(last));
     rows_per_matrix = static_cast<std::uint32_t>(x.elements.dim(last - 1));
     scales_per_row = static_cast<std::uint32_t>(x.scales.dim(last));
@@ -85,8 +85,7 @@ struct QuantizedInput {
 
 template <typename T, int kCount>
 __global__ void dequantize_kernel(const QuantizedInput x, T* y, std::uint32_t groups_per_row, std::uint32_t groups) {
-  for (std::uint64_t at = blockIdx.x * kThreads + threadIdx.x; at < groups; at += gridDim.x * kThreads) {
-    const auto i = static_cast<std::uint32_t>(at);
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < groups; i += gridDim.x * kThreads) {
     const std::uint32_t row = i / groups_per_row, column = i % groups_per_row * kCount;
     float numbers[kCount];
     x.load(row, column, numbers);
@@ -99,8 +98,7 @@ __global__ void error_kernel(const T* x, std::int64_t stride, const QuantizedInp
                              std::uint32_t num_rows, const std::int32_t* num_rows_1, double2* parts) {
   const std::uint32_t groups = groups_per_row * (num_rows_1 == nullptr ? num_rows : *num_rows_1);
   double2 sums{0.0, 0.0};
-  for (std::uint64_t at = blockIdx.x * kThreads + threadIdx.x; at < groups; at += gridDim.x * kThreads) {
-    const auto i = static_cast<std::uint32_t>(at);
+  for (std::uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < groups; i += gridDim.x * kThreads) {
     const std::uint32_t row = i / groups_per_row, column = i % groups_per_row * kCount;
     float number[kCount], value[kCount];
     load_lanes(x + row * stride + column, number);
