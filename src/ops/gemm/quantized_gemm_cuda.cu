@@ -205,7 +205,8 @@ void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b,
               Write write) {
   const ArenaScope scope(*op.arena);
   if (wide.defined()) {
-    return assign_or_add(op, c, write, [&](const Tensor& y) { run_exact(op, a, wide, 1, {}, y); });
+    return assign_or_add(op, c, write,
+                         [&](const Tensor& y) { run_exact(op, a, wide, 1, offsets_of_groups(op, {}, y.dim(0)), y); });
   }
   const Kernel kernel = kernel_for(op, a, b, 1, c);
   if (kernel == Kernel::kBlockScaled) return multiply_block_scaled(op, a, b, c, write);

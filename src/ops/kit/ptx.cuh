@@ -70,13 +70,13 @@ __device__ inline std::uint32_t num_clusters() {
   asm volatile("mov.u32 %0, %%nclusterid.x;\n" : "=r"(count));
   return count;
 }
-/// Synchronizes all threads of all blocks of the cluster, in two steps. Every thread must call both.
+/// Synchronizes all threads of all blocks of the cluster. Every thread must call it.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+/// Do the same in two steps.
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory"); }
-__device__ inline void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
-}
 
 // --- Numbers -------------------------------------------------------------------------------------------------------
 

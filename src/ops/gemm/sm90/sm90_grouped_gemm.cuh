@@ -63,9 +63,6 @@ struct alignas(1024) Shared {
   Groups groups;
 };
 
-/// Offsets are always given, so the number of rows is not needed.
-inline constexpr int kNoRows = 0;
-
 struct Params {
   const std::int32_t* offsets_E1 = nullptr;
   int num_experts = 0;
@@ -372,9 +369,9 @@ struct Kernel : Sizes<kProduct> {
                              const Params& p, Shared& shared) {
     const auto load = [&] {
       if constexpr (kWgrad) {
-        WgradSchedule<kStepK>::load(shared.groups, p.offsets_E1, p.num_experts, kNoRows);
+        WgradSchedule<kStepK>::load(shared.groups, p.offsets_E1, p.num_experts);
       } else {
-        RowSchedule<kTransposed, kStepK>::load(shared.groups, p.offsets_E1, p.num_experts, kNoRows, columns(p));
+        RowSchedule<kTransposed, kStepK>::load(shared.groups, p.offsets_E1, p.num_experts, columns(p));
       }
     };
     const auto produce_alone = [&] {

@@ -202,9 +202,7 @@ struct Consumer {
 };
 
 __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p, Shared& shared) {
-  const auto load = [&] {
-    RowSchedule<false, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.num_rows, p.m);
-  };
+  const auto load = [&] { RowSchedule<false, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m); };
   const auto produce = [&] {
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {

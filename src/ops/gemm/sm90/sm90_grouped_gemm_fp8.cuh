@@ -59,7 +59,7 @@ struct alignas(1024) Shared {
 };
 
 struct Params {
-  const std::int32_t* offsets_E1 = nullptr;
+  const std::int32_t* offsets_E1 = nullptr;  // null: one expert has all rows
   int num_experts = 0, num_rows = 0;
   int m = 0, n = 0;
   Scales scales_a{}, scales_b{};                                     // forward
@@ -435,9 +435,11 @@ struct Kernel {
                              Shared& shared) {
     const auto load = [&] {
       if constexpr (kWgrad) {
-        WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.num_rows);
+        p.offsets_E1 == nullptr ? WgradSchedule<kStep>::set_one(shared.groups, p.num_rows)
+                                : WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts);
       } else {
-        RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.num_rows, p.m);
+        p.offsets_E1 == nullptr ? RowSchedule<true, kStep>::set_one(shared.groups, p.num_rows, p.m)
+                                : RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
       }
     };
     const auto produce = [&] {

@@ -1,7 +1,7 @@
 // Grouped matrix products of block-scaled e4m3 on Hopper. Operands are those of mx/quantized.h, and sums are float32.
-// Rows [offsets[e], offsets[e + 1]) belong to expert e. Without offsets, all rows belong to one expert. Offsets are
-// read on the device, so launches can be captured into a graph. Rows from offsets[E] on may hold anything. They do not
-// affect results and are not written.
+// Rows [offsets[e], offsets[e + 1]) belong to expert e. Offsets are read on the device, so launches can be captured into
+// a graph. Rows from offsets[E] on may hold anything. They do not affect results and are not written. In blockwise
+// products, offsets may be null. Then all rows belong to one expert.
 //
 //   blockwise  y_RM = x_RN · w_EMN[e]ᵀ. x has a scale per row and 128 numbers along N, and w has one per 128 × 128. It
 //              uses the FP8 tensor cores. The sum of every 128 numbers is scaled and added in float32 registers. The

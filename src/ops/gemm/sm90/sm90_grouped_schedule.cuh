@@ -70,14 +70,20 @@ struct Groups {
   int offsets[kSm90MaxExperts + 1];
   int first[kSm90MaxExperts + 1];  // prefix sums of `count` over the experts
 
-  /// Loads the offsets. The whole block executes it. Without offsets, one expert has all rows. count(rows) returns an
-  /// expert's number of tiles or of steps.
+  /// Makes one group of all rows. The whole block executes it. count(rows) returns its number of tiles or of steps.
   template <typename Count>
-  __device__ void load(const std::int32_t* offsets_E1, int num_experts, int num_rows, Count count) {
-    constexpr int kPerLane = kSm90MaxExperts / 32;
-    for (int e = threadIdx.x; e <= num_experts; e += blockDim.x) {
-      offsets[e] = offsets_E1 != nullptr ? offsets_E1[e] : e * num_rows;
+  __device__ void set_one(int num_rows, Count count) {
+    if (threadIdx.x < 2) {
+      offsets[threadIdx.x] = threadIdx.x * num_rows;
+      first[threadIdx.x] = threadIdx.x * count(num_rows);
     }
+    __syncthreads();
+  }
+  /// Loads the offsets. The whole block executes it. count(rows) returns an expert's number of tiles or of steps.
+  template <typename Count>
+  __device__ void load(const std::int32_t* offsets_E1, int num_experts, Count count) {
+    constexpr int kPerLane = kSm90MaxExperts / 32;
+    for (int e = threadIdx.x; e <= num_experts; e += blockDim.x) offsets[e] = offsets_E1[e];
     __syncthreads();
     if (threadIdx.x < 32) {
       const int begin = threadIdx.x * kPerLane;
@@ -115,10 +121,13 @@ class RowSchedule {
         pair_(ptx::cluster_idx()),
         num_clusters_(ptx::num_clusters()) {}
 
-  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts, int num_rows,
-                              int columns) {
+  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts, int columns) {
     const int column_tiles = ceil_div(columns, kTileColumns);
-    groups.load(offsets_E1, num_experts, num_rows, [&](int rows) { return ceil_div(rows, kTileRows) * column_tiles; });
+    groups.load(offsets_E1, num_experts, [&](int rows) { return ceil_div(rows, kTileRows) * column_tiles; });
+  }
+  __device__ static void set_one(Groups& groups, int num_rows, int columns) {
+    const int column_tiles = ceil_div(columns, kTileColumns);
+    groups.set_one(num_rows, [&](int rows) { return ceil_div(rows, kTileRows) * column_tiles; });
   }
 
   __device__ bool next(Work& work) {
@@ -177,8 +186,11 @@ class WgradSchedule {
     start_expert();
   }
 
-  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts, int num_rows) {
-    groups.load(offsets_E1, num_experts, num_rows, [](int rows) { return ceil_div(rows, kStepK); });
+  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts) {
+    groups.load(offsets_E1, num_experts, [](int rows) { return ceil_div(rows, kStepK); });
+  }
+  __device__ static void set_one(Groups& groups, int num_rows) {
+    groups.set_one(num_rows, [](int rows) { return ceil_div(rows, kStepK); });
   }
 
   /// Returns the share of this cluster. It tells which parts of sums the cluster writes, and which part it waits for.
