@@ -2,12 +2,12 @@
 // This is the CUDA side of ops/kit/gemm_operand.h. The bytes are those of mx/block.h.
 //
 // A block of threads has a tile of kSide × kSide numbers. The tile holds all numbers that share a scale. Blocks of 256
-// numbers lie in two tiles, or in four if they are squares. The thread blocks of these tiles form a cluster. The steps
-// are:
+// numbers lie in two tiles, or in four if they are squares. The thread blocks of these tiles form a cluster. Two tiles
+// side by side may also belong to one thread block, which is faster. The steps are:
 //   1. Compute: the Producer's numbers, rounded to T, go to `plain` and to shared memory. They are 0 beyond the matrix.
 //   2. Maxima: for each output, a team of kTeamThreads finds the largest magnitudes of 32 numbers along rows and along
-//      columns. Each thread has a patch of 8 × 8. Thread blocks of a cluster tell each other
-//      what they found.
+//      columns. Each thread has a patch of 8 × 8. Those who have tiles of one block of numbers
+//      tell each other what they found.
 //   3. Scales: each thread finds the scales of one line of the tile.
 //   4. Cast: the patches are multiplied by the scales' inverses and become bytes. These pass through shared memory, so
 //      that whole lines of 128 bytes are written. Smaller pieces would cost as much each as whole lines.
@@ -223,7 +223,7 @@ struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
   std::uint32_t of_warp[kTeamThreads / kWarp];
   // What the other thread blocks of the cluster sent, for each orientation: the largest magnitude of each line, or of
-  // each tile.
+  // each tile. Where a thread block has two tiles, each half writes its own rows' magnitudes here.
   std::uint32_t of_others[2][kSide];
   ptx::Barrier received[2];
 };
@@ -250,6 +250,12 @@ __device__ inline bool is_wide_square(const TileOutput& out) {
   return out.elements != nullptr && out.format.along >= mx::kWideBlock && out.format.across > 1;
 }
 
+/// Says where the tiles are whose numbers share scales with this one's.
+struct TileNeighbours {
+  dim3 cluster = {1, 1, 1};          // in this cluster
+  TileScales* other_half = nullptr;  // or in the other half of this thread block
+};
+
 /// Holds what a thread block must know of its cluster, for one orientation of a tile.
 struct TileCluster {
   std::uint32_t rank, beside;   // this block's rank, and the bit in which the next one along a line differs
@@ -266,6 +272,16 @@ struct TileCluster {
 
 // The next two functions send a largest magnitude to other thread blocks, and return the larger of it and of theirs.
 // The threads of all lines of an orientation execute them. A team may do so once for each orientation.
+
+/// Returns the largest magnitude of a row that continues in the tile of the other half. The threads of all rows of both
+/// halves execute it, once.
+__device__ inline std::uint32_t largest_of_halves(int row, std::uint32_t largest, TileScales& mine,
+                                                  const TileScales& other) {
+  constexpr int kBarrier = 3;  // after those of two teams
+  mine.of_others[0][row] = largest;
+  ptx::named_barrier_sync(kBarrier, 2 * kSide);
+  return max(largest, other.of_others[0][row]);
+}
 
 /// Does it for a line that continues in the tile beside this one.
 __device__ inline std::uint32_t largest_of_two(const TileCluster& cluster, int line, std::uint32_t largest,
@@ -304,7 +320,8 @@ __device__ inline std::uint32_t largest_of_four(const TileCluster& cluster, int 
 /// together. `along_columns` tells of which orientation the line is.
 template <typename Team, typename T>
 __device__ void widen_amax(const TileOutputs<T>& out, bool along_columns, int line, const TilePlace& place,
-                           dim3 cluster, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
+                           const TileNeighbours& neighbours, std::uint32_t (&amax)[kBlocksPerLine],
+                           TileScales& scales) {
   const TileOutput& to = along_columns ? out.columns : out.rows;
   const mx::Format& format = to.format;
   std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
@@ -319,8 +336,11 @@ __device__ void widen_amax(const TileOutputs<T>& out, bool along_columns, int li
     }
   }
   if (format.along >= mx::kWideBlock) {
-    if (format.along == mx::kWidestBlock && to.elements != nullptr) {
-      const TileCluster others(place, cluster, along_columns);
+    if (format.along == mx::kWidestBlock && neighbours.other_half != nullptr) {
+      largest = largest_of_halves(line, largest, scales, *neighbours.other_half);
+    } else if (format.along == mx::kWidestBlock && to.elements != nullptr &&
+               neighbours.cluster.x * neighbours.cluster.y > 1) {
+      const TileCluster others(place, neighbours.cluster, along_columns);
       std::uint32_t* of_others = scales.of_others[along_columns];
       ptx::Barrier* received = &scales.received[along_columns];
       largest = format.across > 1 ? largest_of_four(others, line, largest, of_others, received)
@@ -461,8 +481,8 @@ __device__ void write_tile(const std::uint8_t* row_bytes, const std::uint8_t* co
 
 /// Quantizes both orientations of a tile in shared memory. It overwrites the tile.
 template <bool kWidens, typename Team, typename T>
-__device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, dim3 cluster,
-                              TileScales& scales) {
+__device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place,
+                              const TileNeighbours& neighbours, TileScales& scales) {
   // A warp has 32 rows × 64 columns, so each block of 32 numbers that shares a scale lies within one warp.
   const int lane = Team::thread() % kWarp, warp = Team::thread() / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
@@ -491,7 +511,7 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     std::uint32_t amax[kBlocksPerLine];
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
-    widen_amax<Team>(out, along_columns, line, place, cluster, amax, scales);
+    widen_amax<Team>(out, along_columns, line, place, neighbours, amax, scales);
     if (to.elements != nullptr) found = find_scales(to.format, amax, line, slots);
   }
   Team::sync();
@@ -533,13 +553,15 @@ constexpr int tile_blocks_per_sm() {
   return static_cast<int>(std::min(kMost, kShared / kOfBlock));
 }
 
-/// Computes a tile's numbers. Writes them to the plain outputs, and to shared memory if they are quantized.
+/// Computes a tile's numbers. Writes them to the plain outputs, and to shared memory if they are quantized. `thread` is
+/// the thread's index among those of all teams that have this tile.
 template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
-__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, typename Producer::Number* tiles) {
+__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, int thread,
+                             typename Producer::Number* tiles) {
   using T = typename Producer::Number;
   constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
   constexpr int kRowsAtOnce = kTeamsOf<Producer> * kTeamThreads / kThreadsAcross;
-  const int thread_row = threadIdx.x / kThreadsAcross, first = threadIdx.x % kThreadsAcross * kCount;
+  const int thread_row = thread / kThreadsAcross, first = thread % kThreadsAcross * kCount;
   // The threads of a row access neighbouring numbers.
   const auto column = [&](int part) { return first + part * kThreadsAcross * kCount; };
   const auto inside = [&](int row, int part) { return kWhole || (row < place.rows && column(part) < place.columns); };
@@ -622,9 +644,9 @@ __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks
                         .rows = num_computed - first_row,
                         .columns = args.length - first_column};
   if (place.whole()) {
-    compute_tile<kCount, kQuantizes, true>(args, place, tiles);
+    compute_tile<kCount, kQuantizes, true>(args, place, threadIdx.x, tiles);
   } else {
-    compute_tile<kCount, kQuantizes, false>(args, place, tiles);
+    compute_tile<kCount, kQuantizes, false>(args, place, threadIdx.x, tiles);
   }
   if constexpr (kQuantizes) {
     using Team = cuda::Team<kTeamsOf<Producer>>;
@@ -635,9 +657,48 @@ __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks
     for (int o = Team::index(); o < kOutputsOf<Producer>; o += kTeamsOf<Producer>) {
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile<kWidens, Team>(tiles + o * kSide * kSide, to, place, args.cluster, scales[Team::index()]);
+      quantize_tile<kWidens, Team>(tiles + o * kSide * kSide, to, place, {.cluster = args.cluster},
+                                   scales[Team::index()]);
     }
   }
+}
+
+/// Returns whether tile_pair_kernel can take the place of tile_kernel.
+template <typename Producer>
+inline constexpr bool kCanPair = kTeamsOf<Producer> == 1 && kOutputsOf<Producer> == 1;
+
+/// Does the same for two tiles side by side, where blocks of 256 run along rows only. Each half of the threads has a
+/// tile. They wait less for each other than the blocks of a cluster do.
+template <typename Producer, int kCount>
+__global__ void __launch_bounds__(2 * kTeamThreads, (tile_blocks_per_sm<Producer, true>() + 1) / 2)
+    tile_pair_kernel(const __grid_constant__ TileArgs<Producer> args) {
+  static_assert(kCanPair<Producer>);
+  using T = typename Producer::Number;
+  using Team = cuda::Team<2>;
+  constexpr bool kWidens = requires { typename Producer::Wide; };
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ TileScales scales[2];
+  const int half = Team::index();
+  T* tile = reinterpret_cast<T*>(shared) + half * kSide * kSide;
+
+  const std::int64_t first_row = std::int64_t{blockIdx.y} * kSide;
+  const std::int64_t pair_column = std::int64_t{blockIdx.x} * (2 * kSide), first_column = pair_column + half * kSide;
+  const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
+  if (first_row >= num_computed || first_column >= args.length) return;
+  const TilePlace place{.matrix = blockIdx.z,
+                        .first_row = first_row,
+                        .first_column = first_column,
+                        .rows = num_computed - first_row,
+                        .columns = args.length - first_column};
+  if (place.whole()) {
+    compute_tile<kCount, true, true>(args, place, Team::thread(), tile);
+  } else {
+    compute_tile<kCount, true, false>(args, place, Team::thread(), tile);
+  }
+  Team::sync();
+  const bool has_both = pair_column + kSide < args.length;
+  quantize_tile<kWidens, Team>(tile, args.outputs[0], place, {.other_half = has_both ? &scales[1 - half] : nullptr},
+                               scales[half]);
 }
 
 /// Describes a quantized x for kernels: its lines from `first_line` on, and the numbers of each line from
@@ -710,21 +771,31 @@ void launch_tile_kernel(const Context& op, const TileArgs<Producer>& all) {
     TESSERA_CHECK(++exchanges[team] == 1, "blocks of {} in two outputs of team {}", mx::kWidestBlock, team);
     args.cluster = {std::max(args.cluster.x, cluster.x), std::max(args.cluster.y, cluster.y), 1};
   }
-  const auto kernel = tile_kernel<Producer, kCount, kQuantizes>;
-  if (kBytes > 0) {
-    TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
-  }
-  // Clusters are whole, so the grid may have blocks beyond the matrix.
-  const auto blocks_for = [&](std::int64_t size, unsigned in_cluster) {
+  // Returns the number of tiles in one direction, in whole clusters. Some may lie beyond the matrix.
+  const auto tiles_for = [&](std::int64_t size, unsigned in_cluster) {
     const std::int64_t side = std::int64_t{kSide} * in_cluster;
     return static_cast<unsigned>((size + side - 1) / side * in_cluster);
   };
+  const dim3 grid(tiles_for(args.length, args.cluster.x), tiles_for(args.num_rows, args.cluster.y),
+                  static_cast<unsigned>(args.num_matrices));
+  const auto allow = [](auto* kernel, std::size_t bytes) {
+    TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  };
+  if constexpr (kQuantizes && kCanPair<Producer>) {
+    if (args.cluster.x == 2 && args.cluster.y == 1) {
+      const auto kernel = tile_pair_kernel<Producer, kCount>;
+      allow(kernel, 2 * kBytes);
+      kernel<<<dim3(grid.x / 2, grid.y, grid.z), 2 * kTeamThreads, 2 * kBytes, stream_of(op)>>>(args);
+      return;
+    }
+  }
+  const auto kernel = tile_kernel<Producer, kCount, kQuantizes>;
+  if (kBytes > 0) allow(kernel, kBytes);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {args.cluster.x, args.cluster.y, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = {blocks_for(args.length, args.cluster.x), blocks_for(args.num_rows, args.cluster.y),
-                    static_cast<unsigned>(args.num_matrices)};
+  config.gridDim = grid;
   config.blockDim = {kTeamsOf<Producer> * kTeamThreads, 1, 1};
   config.dynamicSmemBytes = kBytes;
   config.stream = stream_of(op);
