@@ -84,6 +84,7 @@ struct Kernel {
   static_assert(kWgrad || (!kWide && kSquare));
   static_assert(kStepsPerSum == 1 || (!kWgrad && kStepsPerSum == 2));
   static constexpr int kScaleWarps = kWgrad ? 0 : 2;
+  using Position = Ring<kStages>::Position;
 
   __device__ static auto schedule(const Params& p, const Groups& groups) {
     if constexpr (kWgrad) {
@@ -356,6 +357,66 @@ struct Kernel {
     }
   }
 
+  /// Adds to d the scaled sums over kSteps steps, whose buffers begin at `at`, and goes on to the next buffer. The tile
+  /// has `rows` rows and `columns` columns of data. `row` is this thread's first row of a wave.
+  template <int kSteps>
+  __device__ static void add_sum(float (&d)[kWaves][kSums], Position& at, Shared& shared, int rows, int columns,
+                                 int row, int warpgroup) {
+    const int first = at.stage;
+    const float* scales_i = kWide ? shared.scales_small[first] : shared.scales_large[first];
+    const float* scales_j = kWide ? shared.scales_large[first] : shared.scales_small[first];
+    shared.ring.wait_full(at);
+    if constexpr (kSteps == 2) at.advance();
+    bool released = false;
+    ColumnScales columns_j;
+#pragma unroll
+    for (int wave = 0; wave < kWaves; ++wave) {
+      const int i = wave_i(wave, warpgroup), j = wave_j(wave);
+      // Otherwise the other warpgroup has the tensor cores to itself.
+      if (i < rows && j < columns) {
+        float scale[2] = {scales_i[i + row], scales_i[i + row + 8]};
+        if constexpr (kWgrad && kSquare) {
+          const float of_columns = scales_j[j];
+          scale[0] *= of_columns, scale[1] *= of_columns;
+        }
+        float sum[kSums];
+        const auto multiply_stage = [&](const Shared::Stage& of, bool accumulate) {
+          multiply(sum, (kWide ? of.small : of.large) + i * kStep, (kWide ? of.large : of.small) + j * kStep,
+                   accumulate);
+        };
+        multiply_stage(shared.stages[first], false);
+        if constexpr (kSteps == 2) {
+          if (wave == 0) shared.ring.wait_full(at);
+          multiply_stage(shared.stages[at.stage], true);
+        }
+        if constexpr (!kSquare) {
+          finish_and_add(d[wave], sum, scale, scales_j + j, columns_j, wave == 0);
+        } else {
+          // Nothing reads a stage after its last product.
+          if constexpr (kSteps == 2) {
+            if (wave == kWaves - 1) {
+              ptx::wgmma_wait<1>();
+              shared.ring.release(first);
+            }
+          }
+          finish(sum);
+          if (wave == kWaves - 1) {
+            shared.ring.release(at.stage);
+            released = true;
+          }
+          add(d[wave], sum, scale);
+        }
+      } else if (kSteps == 2 && wave == 0) {
+        shared.ring.wait_full(at);
+      }
+    }
+    if (!released) {
+      if constexpr (kSteps == 2) shared.ring.release(first);
+      shared.ring.release(at.stage);
+    }
+    at.advance();
+  }
+
   __device__ static void consume(const Params& p, Shared& shared) {
     const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first row of a wave
@@ -370,56 +431,11 @@ struct Kernel {
         for (int i = 0; i < kSums; ++i) d[wave][i] = 0;
       }
       const int rows = end_i(work, p) - first_i(work), columns = end_j(p) - first_j(work);
-      for (int step = 0; step < num_steps(work); step += kStepsPerSum, at.advance()) {
-        const Shared::Stage& stage = shared.stages[at.stage];
-        const float* scales_i = kWide ? shared.scales_small[at.stage] : shared.scales_large[at.stage];
-        const float* scales_j = kWide ? shared.scales_large[at.stage] : shared.scales_small[at.stage];
-        shared.ring.wait_full(at);
-        const bool has_second = kStepsPerSum == 2 && step + 1 < num_steps(work);
-        const int first_stage = at.stage;
-        if (has_second) {
-          at.advance();
-          shared.ring.wait_full(at);
-        }
-        const Shared::Stage& second = shared.stages[at.stage];
-        const auto release = [&] {
-          shared.ring.release(first_stage);
-          if (has_second) shared.ring.release(at.stage);
-        };
-        bool released = false;
-        ColumnScales columns_j;
-#pragma unroll
-        for (int wave = 0; wave < kWaves; ++wave) {
-          const int i = wave_i(wave, warpgroup), j = wave_j(wave);
-          // Otherwise the other warpgroup has the tensor cores to itself.
-          if (i < rows && j < columns) {
-            float scale[2] = {scales_i[i + row], scales_i[i + row + 8]};
-            if constexpr (kWgrad && kSquare) {
-              const float of_columns = scales_j[j];
-              scale[0] *= of_columns, scale[1] *= of_columns;
-            }
-            float sum[kSums];
-            const auto multiply_stage = [&](const Shared::Stage& of, bool accumulate) {
-              multiply(sum, (kWide ? of.small : of.large) + i * kStep, (kWide ? of.large : of.small) + j * kStep,
-                       accumulate);
-            };
-            multiply_stage(stage, false);
-            if (has_second) multiply_stage(second, true);
-            if constexpr (!kSquare) {
-              finish_and_add(d[wave], sum, scale, scales_j + j, columns_j, wave == 0);
-            } else {
-              finish(sum);
-              // Nothing reads the stage after its last product.
-              if (wave == kWaves - 1) {
-                release();
-                released = true;
-              }
-              add(d[wave], sum, scale);
-            }
-          }
-        }
-        if (!released) release();
+      const int steps = num_steps(work);
+      for (int step = 0; step + kStepsPerSum <= steps; step += kStepsPerSum) {
+        add_sum<kStepsPerSum>(d, at, shared, rows, columns, row, warpgroup);
       }
+      if (steps % kStepsPerSum != 0) add_sum<1>(d, at, shared, rows, columns, row, warpgroup);
       if (!work.store) continue;
       WarpBuffer& buffer = shared.buffers[threadIdx.x / 32 - kWarpgroup / 32];
       if constexpr (kWgrad) {
