@@ -42,7 +42,7 @@ MUTANTS = [
     ("8-bit products forget the second step", f"ops/gemm/sm90/{FP8}.cuh", "add(d[wave], sum, scale);",
      "if (step != 1) add(d[wave], sum, scale);", f"ops/gemm/sm90/{FP8}.cu", "mxfp8"),
     ("8-bit products with blocks of 256 forget each second step", f"ops/gemm/sm90/{FP8}.cuh",
-     "if (has_second) multiply_stage(second, true);", "", f"ops/gemm/sm90/{FP8}.cu", "mxfp8_256"),
+     "multiply_stage(shared.stages[at.stage], true);", "", f"ops/gemm/sm90/{FP8}.cu", "mxfp8_256"),
     ("blocks of 256: gradients' tiles ignore the tiles beside them", "ops/quantize/tile_quantizer.cuh",
      "return max(largest, of_others[line]);", "return largest;", "ops/quantize/quantize_cuda.cu", "mxfp8_256"),
     ("blocks of 256: weights' tiles ignore one of the other three", "ops/quantize/tile_quantizer.cuh",
