@@ -6,8 +6,8 @@
 // side by side may also belong to one thread block, which is faster. The steps are:
 //   1. Compute: the Producer's numbers, rounded to T, go to `plain` and to shared memory. They are 0 beyond the matrix.
 //   2. Maxima: for each output, a team of kTeamThreads finds the largest magnitudes of 32 numbers along rows and along
-//      columns. Each thread has a patch of 8 × 8. Those who have tiles of one block of numbers
-//      tell each other what they found.
+//      columns. Each thread has a patch of 8 × 8. Threads that have tiles of one block of numbers tell each other what
+//      they found.
 //   3. Scales: each thread finds the scales of one line of the tile.
 //   4. Cast: the patches are multiplied by the scales' inverses and become bytes. These pass through shared memory, so
 //      that whole lines of 128 bytes are written. Smaller pieces would cost as much each as whole lines.
@@ -270,9 +270,6 @@ struct TileCluster {
   }
 };
 
-// The next two functions send a largest magnitude to other thread blocks, and return the larger of it and of theirs.
-// The threads of all lines of an orientation execute them. A team may do so once for each orientation.
-
 /// Returns the largest magnitude of a row that continues in the tile of the other half. The threads of all rows of both
 /// halves execute it, once.
 __device__ inline std::uint32_t largest_of_halves(int row, std::uint32_t largest, TileScales& mine,
@@ -282,6 +279,9 @@ __device__ inline std::uint32_t largest_of_halves(int row, std::uint32_t largest
   ptx::named_barrier_sync(kBarrier, 2 * kSide);
   return max(largest, other.of_others[0][row]);
 }
+
+// The next two functions send a largest magnitude to other thread blocks, and return the larger of it and of theirs.
+// The threads of all lines of an orientation execute them. A team may do so once for each orientation.
 
 /// Does it for a line that continues in the tile beside this one.
 __device__ inline std::uint32_t largest_of_two(const TileCluster& cluster, int line, std::uint32_t largest,
