@@ -57,6 +57,20 @@ void rename_folder(const fs::path& from, const fs::path& to) {
   change_files("rename", from, [&](std::error_code& error) { fs::rename(from, to, error); });
 }
 
+/// Returns `path` or its folder "checkpoint" if that holds checkpoints, and otherwise all folders in it that do.
+std::vector<fs::path> folders_of_checkpoints(const fs::path& path) {
+  for (const fs::path& folder : {path, path / "checkpoint"}) {
+    if (!steps_of_folders(folder).empty()) return {folder};
+  }
+  std::vector<fs::path> folders;
+  std::error_code unreadable;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, unreadable)) {
+    if (!steps_of_folders(entry.path()).empty()) folders.push_back(entry.path());
+  }
+  std::ranges::sort(folders);
+  return folders;
+}
+
 }  // namespace
 
 fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
@@ -66,19 +80,19 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
 fs::path find_checkpoint(const fs::path& path) {
   std::error_code unreadable;
   if (fs::exists(path / kManifest, unreadable)) return path;
-  for (const fs::path& folder : {path, path / "checkpoint"}) {
-    const std::vector<std::int64_t> steps = steps_of_folders(folder);
-    if (steps.empty()) continue;
-    const fs::path newest = checkpoint_path(folder, steps.back());
-    if (fs::exists(newest / kManifest, unreadable)) return newest;
-    const std::vector<std::int64_t> others = checkpoint_steps(folder);
-    fail("'{}' has no {}, so it is damaged; {}", newest.string(), kManifest,
-         others.empty()
-             ? "no other checkpoint is there"
-             : fmt::format("name another one to use it: '{}'", checkpoint_path(folder, others.back()).string()));
-  }
-  fail("'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders", path.string(), kManifest,
-       kPrefix);
+  const std::vector<fs::path> folders = folders_of_checkpoints(path);
+  require(!folders.empty(), "'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders",
+          path.string(), kManifest, kPrefix);
+  require(folders.size() == 1, "'{}' and '{}' hold checkpoints: name one of these folders", folders.front().string(),
+          folders.back().string());
+  const fs::path& folder = folders.front();
+  const fs::path newest = checkpoint_path(folder, steps_of_folders(folder).back());
+  if (fs::exists(newest / kManifest, unreadable)) return newest;
+  const std::vector<std::int64_t> others = checkpoint_steps(folder);
+  fail("'{}' has no {}, so it is damaged; {}", newest.string(), kManifest,
+       others.empty()
+           ? "no other checkpoint is there"
+           : fmt::format("name another one to use it: '{}'", checkpoint_path(folder, others.back()).string()));
 }
 
 CheckpointPart text_part(std::string name, std::string text) {

@@ -75,7 +75,8 @@ std::vector<std::int64_t> steps_of_folders(const std::filesystem::path& folder);
 std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
 
 /// Returns the checkpoint that a person means by `path`: `path` itself, the newest checkpoint in it, or the newest one
-/// in its folder "checkpoint". Throws Error if there is none, or if the newest one has lost its manifest.
+/// in its folder "checkpoint", or else in the only folder in it that holds checkpoints (checkpoint.folder of a run).
+/// Throws Error if there is none, if several folders hold some, or if the newest one has lost its manifest.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 /// Reads manifest.json. Throws Error if it is damaged, or if it does not list the shards that it should.

@@ -36,6 +36,8 @@ struct PlannedRun {
 JobConfig config_of(const SideSpec& spec) {
   JobConfig config = load_job_config(spec.config, spec.overrides);
   config.validate();
+  constexpr int kRanks = 1;  // of each run that is started here
+  config.validate_on(resolve(config.mesh_degrees(), kRanks));
   config.metrics.log_freq = 1;  // a step that is not logged cannot count for the verdict
   set_document_end(config);
   Model model(config.model.args, model_options(config));  // only for its shapes

@@ -231,6 +231,7 @@ TEST_F(Compare, ChecksRunsAndRecipesBeforeItTrains) {
           {"cannot create"});
   refused({start, "b=" + tiny + " --model.converters=quantize.linear.mx --quantize.linear.mx.filter_fqns=nothing"},
           {"nothing"});
+  refused({start, "b=" + tiny + " --parallelism.tensor_parallel_degree=2"}, {"tensor_parallel_degree"});
   PlantedRun{.steps = 1000, .last_step = 10}.write(scratch_ / "unfinished");
   refused({scratch_ / "unfinished", start}, {"is not finished"});
   // Another run is in the folder of the last planned run.

@@ -113,6 +113,26 @@ TEST_F(CheckpointTest, TheNewestOneIsFoundUnlessItIsDamaged) {
   expect_error([&] { find_checkpoint(scratch_.path()); }, {"step-10'", "no other checkpoint"});
 }
 
+// A run's checkpoint.folder may have any name.
+TEST_F(CheckpointTest, TheFolderOfARunIsEnough) {
+  save(3);
+  const std::filesystem::path run = scratch_ / "run";
+  const auto move_to = [&](const std::filesystem::path& folder) {
+    std::filesystem::create_directories(folder);
+    std::filesystem::rename(scratch_ / "step-3", folder / "step-3");
+  };
+  std::filesystem::create_directories(run / "logs");
+  expect_error([&] { find_checkpoint(run); }, {"run' is no checkpoint"});
+  move_to(run / "states");
+  EXPECT_EQ(find_checkpoint(run), run / "states" / "step-3");
+  save(3);
+  move_to(run / "backup");
+  expect_error([&] { find_checkpoint(run); }, {"run/backup' and '", "run/states' hold checkpoints"});
+  save(3);
+  move_to(run / "checkpoint");
+  EXPECT_EQ(find_checkpoint(run), run / "checkpoint" / "step-3");
+}
+
 /// Covers file systems on which replace_folder() cannot exchange two folders in one step. The test cuts the replacement
 /// short at each of its renames.
 TEST_F(CheckpointTest, PruningEndsAReplacementThatWasCutShort) {

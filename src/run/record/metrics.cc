@@ -111,6 +111,11 @@ MetricsWriter::~MetricsWriter() { std::fclose(file_); }
 void MetricsWriter::append(const std::string& line) {
   const bool written = std::fputs((line + "\n").c_str(), file_) >= 0 && std::fflush(file_) == 0;
   require(written, "cannot write '{}': {}", options_.path.string(), std::strerror(errno));
+  // A file that was deleted still takes lines. If the storage does not answer, that is no reason to end.
+  std::error_code unreadable;
+  const bool exists = std::filesystem::exists(options_.path, unreadable);
+  require(exists || unreadable, "'{}' was deleted while the run wrote to it, so its metrics are lost",
+          options_.path.string());
 }
 
 std::size_t MetricsWriter::memory_in_use() const {

@@ -15,6 +15,7 @@
 #include <span>
 #include <thread>
 
+#include "base/error.h"
 #include "base/file.h"
 #include "run/record/expert_loads.h"
 #include "run/record/run_files.h"
@@ -90,6 +91,30 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
   EXPECT_NEAR(lines[4]["mfu"], 25.0 * 3e9 / 1e12, 1e-9);
   EXPECT_LT(lines[6]["step_seconds"], 1.0 - 0.025);  // the pause does not count
   EXPECT_GT(lines[6]["step_seconds"], 0.8);
+}
+
+TEST(Metrics, ADeletedFolderIsNoticed) {
+  const TemporaryFolder scratch;
+  const std::filesystem::path folder = scratch / "run";
+  std::filesystem::create_directory(folder);
+  MetricsWriter writer({.path = folder / "metrics.jsonl",
+                        .tensorboard_folder = {},
+                        .num_steps = 3,
+                        .log_freq = 1,
+                        .moe_layers = {},
+                        .num_ranks = 1});
+  StepResult result;
+  result.ended = std::chrono::steady_clock::now();
+  result.step = 1;
+  writer.step(result);
+  std::filesystem::remove_all(folder);
+  result.step = 2;
+  try {
+    writer.step(result);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("run/metrics.jsonl' was deleted"));
+  }
 }
 
 // On a terminal the line begins with the "[hh:mm:ss] info " of base/log.cc.

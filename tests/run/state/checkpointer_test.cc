@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <fstream>
 #include <mutex>
 #include <span>
 #include <thread>
 
+#include "checkpoint/shards.h"
 #include "data/load_tokenizer.h"
 #include "run/state/saved_model.h"
 #include "run/trainer.h"
@@ -448,8 +450,8 @@ class CutParameters : public Checkpoints {
   /// A rank's part of a run whose model is cut_parameters().
   struct Rank {
     Rank(const TemporaryFolder& scratch, Ranks& ranks, const MeshDegrees& degrees,
-         AsyncMode mode = AsyncMode::kDisabled)
-        : config(checkpoint_config(scratch)),
+         AsyncMode mode = AsyncMode::kDisabled, const std::vector<std::string>& overrides = {})
+        : config(checkpoint_config(scratch, overrides)),
           mesh(std::make_shared<Mesh>(ranks.world(), resolve(degrees, ranks.size()))),
           parameters(cut_parameters(mesh)),
           tokenizer(data::load_tokenizer("bytes")),
@@ -539,6 +541,41 @@ TEST_F(CutParameters, ALateRankOfAnEarlierAttemptChangesNoByteOfALaterOnes) {
     EXPECT_TRUE(rank.checkpointer.resume(rank.loader).has_value());
     for_each_number(rank.parameters, [](float number, float expected) { ASSERT_EQ(number, expected); });
   });
+}
+
+/// Two machines have folders of their own. The first one's has no file of the other's, or an older one of another size.
+TEST_F(CutParameters, MachinesWithFoldersOfTheirOwnAreNoticed) {
+  const std::string of_the_other = shard_file_name(kModelShards, 1, 2);
+  for (const bool has_older_file : {false, true}) {
+    SCOPED_TRACE(has_older_file);
+    fs::remove_all(outputs());
+    std::mutex mutex;
+    std::vector<std::string> messages;
+    on_ranks(2, [&](Ranks& ranks) {
+      Rank rank(scratch_, ranks, {}, AsyncMode::kAsync,
+                {fmt::format("--checkpoint.folder=of-machine-{}", ranks.rank())});
+      rank.checkpointer.resume(rank.loader);
+      rank.checkpointer.save(5, rank.loader.state(), true);
+      while (!rank.checkpointer.ready()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ranks.world().barrier("both shards");
+      if (has_older_file && ranks.rank() == 1) {
+        const fs::path partial = fs::directory_iterator(outputs() / "of-machine-0")->path();
+        std::ofstream(partial / of_the_other) << "old";
+      }
+      ranks.world().barrier("an older file");
+      try {
+        rank.checkpointer.finish();
+      } catch (const Error& error) {
+        const std::lock_guard lock(mutex);
+        messages.emplace_back(error.what());
+      }
+    });
+    ASSERT_EQ(messages.size(), 2u);
+    for (const std::string& message : messages) {
+      EXPECT_THAT(message, ::testing::HasSubstr(of_the_other + "' was written by another rank but is not here"));
+    }
+    EXPECT_TRUE(checkpoint_steps(outputs() / "of-machine-0").empty());
+  }
 }
 
 /// A limit on the size of files stands in for a full disk. Only the first stage's files are larger.
