@@ -1,6 +1,6 @@
 // Grouped matrix products of block-scaled e4m3 on Hopper. Operands are those of mx/quantized.h, and sums are float32.
-// Rows [offsets[e], offsets[e + 1]) belong to expert e. Offsets are read on the device, so launches can be captured into
-// a graph. Rows from offsets[E] on may hold anything. They do not affect results and are not written. In blockwise
+// Rows [offsets[e], offsets[e + 1]) belong to expert e. Offsets are read on the device, so launches can be captured
+// into a graph. Rows from offsets[E] on may hold anything. They do not affect results and are not written. In blockwise
 // products, offsets may be null. Then all rows belong to one expert.
 //
 //   blockwise  y_RM = x_RN · w_EMN[e]ᵀ. x has a scale per row and 128 numbers along N, and w has one per 128 × 128. It
