@@ -16,6 +16,7 @@ struct PartAmax {
 
   template <typename T>
   void find(const T* x, std::int64_t stride, std::int64_t rows, std::int64_t columns) {
+    *this = {};
     for (std::int64_t row = 0; row < rows; ++row, x += stride) {
       std::uint32_t of_row = 0;
 #pragma omp simd reduction(max : of_row)
@@ -79,11 +80,11 @@ void quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Qua
   };
   // A part has all numbers that share a scale.
   const std::int64_t side = quantize_side(rows, columns);
+  PartAmax amax;  // of blocks that are larger than a tile
   for (std::int64_t row = 0; row < strip.num_rows; row += side) {
     for (std::int64_t column = 0; column < strip.num_columns; column += side) {
       const std::int64_t end_row = std::min(row + side, strip.num_rows),
                          end_column = std::min(column + side, strip.num_columns);
-      PartAmax amax;
       if (side > kQuantizeSide) {
         const auto find = [&]<typename T>(T) {
           amax.find(reinterpret_cast<const T*>(numbers_at(row, column)), strip.stride, end_row - row,
