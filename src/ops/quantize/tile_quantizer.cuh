@@ -122,11 +122,19 @@ __device__ inline uint2 e4m3_bytes(const float (&x)[kPatch]) {
   return {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
 }
 
-/// Holds the place of a tile in its matrix, and the number of rows and columns from there to the matrix's end.
+/// Holds the place of a tile in its matrix. `rows` and `columns` count what the matrix has from there on. They are
+/// 2 · kSide if there are more.
 struct TilePlace {
   std::int64_t matrix, first_row, first_column;
-  std::int64_t rows, columns;
+  int rows, columns;
 
+  __device__ TilePlace(std::int64_t of_matrix, std::int64_t row, std::int64_t column, std::int64_t num_rows,
+                       std::int64_t num_columns)
+      : matrix(of_matrix),
+        first_row(row),
+        first_column(column),
+        rows(static_cast<int>(min(num_rows - row, std::int64_t{2 * kSide}))),
+        columns(static_cast<int>(min(num_columns - column, std::int64_t{2 * kSide}))) {}
   __device__ bool whole() const { return rows >= kSide && columns >= kSide; }
 };
 
@@ -171,32 +179,26 @@ struct Patch {
     return kPerWord == 1 ? max(a, b) : __vmaxu2(a, b);
   }
 
-  /// Computes for each column the largest magnitude of its 8 numbers. Magnitudes compare as integers, with NaN above
-  /// infinity.
-  __device__ void column_amax(std::uint32_t (&amax)[kWords]) const {
-#pragma unroll
-    for (int j = 0; j < kWords; ++j) {
-      amax[j] = words[0][j] & kMagnitude;
-#pragma unroll
-      for (int i = 1; i < kPatch; ++i) amax[j] = larger(amax[j], words[i][j] & kMagnitude);
-    }
-  }
-  /// Computes the same for each row.
-  __device__ void row_amax(std::uint32_t (&amax)[kWords]) const {
+  /// Computes the largest magnitude of each row and of each column. Both are packed like a row. Magnitudes compare as
+  /// integers, with NaN above infinity.
+  __device__ void amax(std::uint32_t (&of_rows)[kWords], std::uint32_t (&of_columns)[kWords]) const {
     std::uint32_t of_row[kPatch];
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
-      of_row[i] = words[i][0] & kMagnitude;
 #pragma unroll
-      for (int j = 1; j < kWords; ++j) of_row[i] = larger(of_row[i], words[i][j] & kMagnitude);
+      for (int j = 0; j < kWords; ++j) {
+        const std::uint32_t magnitudes = words[i][j] & kMagnitude;
+        of_row[i] = j == 0 ? magnitudes : larger(of_row[i], magnitudes);
+        of_columns[j] = i == 0 ? magnitudes : larger(of_columns[j], magnitudes);
+      }
     }
 #pragma unroll
     for (int j = 0; j < kWords; ++j) {
       if constexpr (kPerWord == 1) {
-        amax[j] = of_row[j];
+        of_rows[j] = of_row[j];
       } else {
-        amax[j] = __vmaxu2(__byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x5410),
-                           __byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x7632));
+        of_rows[j] = __vmaxu2(__byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x5410),
+                              __byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x7632));
       }
     }
   }
@@ -206,7 +208,7 @@ struct Patch {
 template <int kTeams>
 struct Team {
   __device__ static int index() { return kTeams == 1 ? 0 : threadIdx.x / kTeamThreads; }
-  __device__ static int thread() { return kTeams == 1 ? threadIdx.x : threadIdx.x % kTeamThreads; }
+  __device__ static unsigned thread() { return kTeams == 1 ? threadIdx.x : threadIdx.x % kTeamThreads; }
   __device__ static void sync() {
     if constexpr (kTeams == 1) {
       __syncthreads();
@@ -352,35 +354,48 @@ __device__ void widen_amax(const TileOutputs<T>& out, bool along_columns, int li
   }
 }
 
+/// Holds a block's scale, as a byte or as the bits of a float32, and the bits of its inverse.
+struct TileScale {
+  std::uint32_t bits, inverse;
+
+  __device__ TileScale(const mx::Format& format, std::uint32_t amax) {
+    constexpr std::uint32_t kNaN = 0x7fc00000u;
+    const bool finite = amax < mx::kFloatInfinity;
+    const float largest = mx::float_of(amax);
+    if (format.scale_type == mx::ScaleType::kFloat32) {
+      bits = finite ? mx::bits_of(mx::float_scale(largest)) : kNaN;
+      inverse = finite ? mx::bits_of(mx::inverse_float_scale(largest)) : kNaN;
+    } else {
+      bits = finite ? mx::scale_byte(largest, format.mode) : mx::kScaleNaN;
+      inverse = finite ? mx::bits_of(mx::inverse_of_scale(static_cast<std::uint8_t>(bits))) : kNaN;
+    }
+  }
+};
+
 /// Returns the scales of a line of the tile from its amax, as 4 bytes or as the bits of a float32. Writes their
 /// inverses to `slots`.
 __device__ inline std::uint32_t find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine],
                                             int line, std::uint32_t (*slots)[kSide]) {
-  constexpr std::uint32_t kNaN = 0x7fc00000u;
-  if (format.scale_type == mx::ScaleType::kFloat32) {
-    const bool finite = amax[0] < mx::kFloatInfinity;
-    const float largest = mx::float_of(amax[0]);
-    const std::uint32_t factor = finite ? mx::bits_of(mx::inverse_float_scale(largest)) : kNaN;
+  if (format.along >= mx::kWideBlock) {
+    const TileScale scale(format, amax[0]);
 #pragma unroll
-    for (int b = 0; b < kBlocksPerLine; ++b) slots[b][line] = factor;
-    return finite ? mx::bits_of(mx::float_scale(largest)) : kNaN;
+    for (int b = 0; b < kBlocksPerLine; ++b) slots[b][line] = scale.inverse;
+    return format.scale_type == mx::ScaleType::kFloat32 ? scale.bits : scale.bits * 0x01010101u;
   }
   std::uint32_t bytes = 0;
 #pragma unroll
   for (int b = 0; b < kBlocksPerLine; ++b) {
-    const bool finite = amax[b] < mx::kFloatInfinity;
-    const std::uint32_t byte = finite ? mx::scale_byte(mx::float_of(amax[b]), format.mode) : mx::kScaleNaN;
-    slots[b][line] = finite ? mx::bits_of(mx::inverse_of_scale(static_cast<std::uint8_t>(byte))) : kNaN;
-    bytes |= byte << (8 * b);
+    const TileScale scale(format, amax[b]);
+    slots[b][line] = scale.inverse;
+    bytes |= scale.bits << (8 * b);
   }
   return bytes;
 }
 
 /// Writes the result of find_scales() for line `line` of the tile to the output. The tile begins at first_line and
-/// first_number of the output. `lines` and `numbers` count what remains from there on.
+/// first_number of the output. `lines` and `numbers` limit it to the matrix.
 __device__ inline void write_scales(std::uint32_t found, int line, const TileOutput& out, std::int64_t matrix,
-                                    std::int64_t first_line, std::int64_t first_number, std::int64_t lines,
-                                    std::int64_t numbers) {
+                                    std::int64_t first_line, std::int64_t first_number, int lines, int numbers) {
   if (line >= lines) return;
   const mx::Format& format = out.format;
   if (format.scale_type == mx::ScaleType::kFloat32) {
@@ -407,19 +422,33 @@ __device__ inline void write_scales(std::uint32_t found, int line, const TileOut
 /// no bank conflicts if they write 8 bytes each of 8 neighbouring lines or of one line. The same holds if they read 16
 /// bytes each of one line.
 __device__ inline int staged(int line, int number) {
-  const int group = line / kPatch;
+  const unsigned group = static_cast<unsigned>(line) / kPatch;
   return line * kSide + (number ^ ((group & 1) << 6 | (group & 6) << 3));
 }
 
+/// The pieces of 16 bytes in which threads read staged bytes. A team reads kLinesAtOnce lines at a time.
+inline constexpr int kPiece = 16, kPiecesPerLine = kSide / kPiece, kLinesAtOnce = kTeamThreads / kPiecesPerLine;
+
 /// Writes a tile's bytes to the output. `lines` and `numbers` limit them to the matrix.
 template <typename Team>
-__device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to, std::int64_t lines,
-                             std::int64_t numbers) {
-  constexpr int kPiece = 16;
+__device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to, int lines,
+                             int numbers) {
+  const int first = Team::thread() / kPiecesPerLine, number = Team::thread() % kPiecesPerLine * kPiece;
+  if (out.aligned && lines >= kSide && numbers >= kSide) {
+    const int at = staged(first, number);
+    to += first * out.stride + number;
 #pragma unroll
-  for (int i = 0; i < kSide * kSide / kPiece; i += kTeamThreads) {
-    const int line = (i + Team::thread()) / (kSide / kPiece), number = (i + Team::thread()) % (kSide / kPiece) * kPiece;
-    if (line >= lines) continue;
+    for (int i = 0; i < kSide / kLinesAtOnce; ++i, to += kLinesAtOnce * out.stride) {
+      // This is staged(first + i * kLinesAtOnce, number) for fewer instructions: of the bits that staged() flips, 32
+      // lines further on, one is different.
+      static_assert(kLinesAtOnce == 32);
+      const int piece = (at ^ i % 2 * 32) + i * kLinesAtOnce * kSide;
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(bytes + piece);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int line = first; line < kSide && line < lines; line += kLinesAtOnce) {
     const std::uint8_t* from = bytes + staged(line, number);
     std::uint8_t* piece = to + line * out.stride + number;
     if (out.aligned && number + kPiece <= numbers) {
@@ -434,11 +463,11 @@ __device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, s
 /// Writes a tile in the wide form. `factors` are the inverses of the scales, by block and line.
 template <typename Team>
 __device__ void write_wide(const std::uint8_t* bytes, const std::uint32_t (*factors)[kSide], const TileOutput& out,
-                           __nv_bfloat16* to, std::int64_t lines, std::int64_t numbers) {
-  constexpr int kPiece = 16, kStep = 64;  // kStep: the numbers of four lanes
+                           __nv_bfloat16* to, int lines, int numbers) {
+  constexpr int kStep = 64;  // the numbers of four lanes
+  const int first = Team::thread() / kPiecesPerLine, number = Team::thread() % kPiecesPerLine * kPiece;
 #pragma unroll
-  for (int i = 0; i < kSide * kSide / kPiece; i += kTeamThreads) {
-    const int line = (i + Team::thread()) / (kSide / kPiece), number = (i + Team::thread()) % (kSide / kPiece) * kPiece;
+  for (int line = first; line < first + kSide; line += kLinesAtOnce) {
     const float scale = __frcp_rn(__uint_as_float(factors[number / mx::kBlock][line]));
     uint4 places[2];
     sm90::widen_in_order(*reinterpret_cast<const uint4*>(bytes + staged(line, number)), sm90::scale_bf16x2(scale),
@@ -484,22 +513,17 @@ template <bool kWidens, typename Team, typename T>
 __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place,
                               const TileNeighbours& neighbours, TileScales& scales) {
   // A warp has 32 rows × 64 columns, so each block of 32 numbers that shares a scale lies within one warp.
-  const int lane = Team::thread() % kWarp, warp = Team::thread() / kWarp;
+  const unsigned lane = Team::thread() % kWarp, warp = Team::thread() / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
   Patch<T> patch;
   patch.load(tile + row * kSide + column);
   std::uint32_t* of_row = &scales.bits[0][column / mx::kBlock][row];
   std::uint32_t* of_column = &scales.bits[1][row / mx::kBlock][column];
   {
-    std::uint32_t amax[Patch<T>::kWords];
-    if (out.rows.elements != nullptr) {
-      patch.row_amax(amax);
-      put_amax<T, 1>(amax, lane, of_row);
-    }
-    if (out.columns.elements != nullptr) {
-      patch.column_amax(amax);
-      put_amax<T, 8>(amax, lane, of_column);
-    }
+    std::uint32_t of_rows[Patch<T>::kWords], of_columns[Patch<T>::kWords];
+    patch.amax(of_rows, of_columns);
+    if (out.rows.elements != nullptr) put_amax<T, 1>(of_rows, lane, of_row);
+    if (out.columns.elements != nullptr) put_amax<T, 8>(of_columns, lane, of_column);
   }
   Team::sync();
   const bool along_columns = Team::thread() >= kSide;
@@ -522,19 +546,21 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
   }
   auto* row_bytes = reinterpret_cast<std::uint8_t*>(tile);
   std::uint8_t* column_bytes = row_bytes + kSide * kSide;
+  // The lines of a patch are neighbours in staged bytes.
+  const int in_rows = staged(row, column), in_columns = staged(column, row);
   float factors[kPatch];
   if (out.rows.elements != nullptr) {
     load_lanes(reinterpret_cast<const float*>(of_row), factors);
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
-      *reinterpret_cast<uint2*>(row_bytes + staged(row + i, column)) = patch.row_bytes(i, factors[i]);
+      *reinterpret_cast<uint2*>(row_bytes + in_rows + i * kSide) = patch.row_bytes(i, factors[i]);
     }
   }
   if (out.columns.elements != nullptr) {
     load_lanes(reinterpret_cast<const float*>(of_column), factors);
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) {
-      *reinterpret_cast<uint2*>(column_bytes + staged(column + j, row)) = patch.column_bytes(j, factors[j]);
+      *reinterpret_cast<uint2*>(column_bytes + in_columns + j * kSide) = patch.column_bytes(j, factors[j]);
     }
   }
   Team::sync();
@@ -556,12 +582,12 @@ constexpr int tile_blocks_per_sm() {
 /// Computes a tile's numbers. Writes them to the plain outputs, and to shared memory if they are quantized. `thread` is
 /// the thread's index among those of all teams that have this tile.
 template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
-__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, int thread,
+__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, unsigned thread,
                              typename Producer::Number* tiles) {
   using T = typename Producer::Number;
   constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
   constexpr int kRowsAtOnce = kTeamsOf<Producer> * kTeamThreads / kThreadsAcross;
-  const int thread_row = thread / kThreadsAcross, first = thread % kThreadsAcross * kCount;
+  const int thread_row = thread / kThreadsAcross, first = static_cast<int>(thread % kThreadsAcross * kCount);
   // The threads of a row access neighbouring numbers.
   const auto column = [&](int part) { return first + part * kThreadsAcross * kCount; };
   const auto inside = [&](int row, int part) { return kWhole || (row < place.rows && column(part) < place.columns); };
@@ -638,11 +664,7 @@ __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks
     if (in_cluster) ptx::cluster_wait();
     return;
   }
-  const TilePlace place{.matrix = blockIdx.z,
-                        .first_row = first_row,
-                        .first_column = first_column,
-                        .rows = num_computed - first_row,
-                        .columns = args.length - first_column};
+  const TilePlace place(blockIdx.z, first_row, first_column, num_computed, args.length);
   if (place.whole()) {
     compute_tile<kCount, kQuantizes, true>(args, place, threadIdx.x, tiles);
   } else {
@@ -685,11 +707,7 @@ __global__ void __launch_bounds__(2 * kTeamThreads, (tile_blocks_per_sm<Producer
   const std::int64_t pair_column = std::int64_t{blockIdx.x} * (2 * kSide), first_column = pair_column + half * kSide;
   const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
   if (first_row >= num_computed || first_column >= args.length) return;
-  const TilePlace place{.matrix = blockIdx.z,
-                        .first_row = first_row,
-                        .first_column = first_column,
-                        .rows = num_computed - first_row,
-                        .columns = args.length - first_column};
+  const TilePlace place(blockIdx.z, first_row, first_column, num_computed, args.length);
   if (place.whole()) {
     compute_tile<kCount, true, true>(args, place, Team::thread(), tile);
   } else {

@@ -147,28 +147,34 @@ template <typename T>
 struct Gather {
   using Number = T;
   static constexpr int kInFlight = 8, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
+  // Whole words. Otherwise the compiler takes each number of a row apart, because a row without a token is 0.
   template <int kCount>
   struct Input {
-    Lanes<T, kCount> x;
+    using Word = std::conditional_t<kCount == 1, T, uint4>;
+    static constexpr int kWords = kCount * sizeof(T) / sizeof(Word);
+    Word words[kWords];
   };
 
   const T* x;
   const std::int32_t* slot_of_row;
-  std::uint64_t inverse;  // 2^32 / top_k, rounded up
-  std::int64_t length;
+  std::uint32_t inverse;  // 2^32 / top_k, rounded up; 0 if top_k is 1
+  std::uint32_t length;
 
   template <int kCount>
   __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
     const std::int32_t slot = slot_of_row[row];
+    const std::uint32_t token = inverse == 0 ? slot : __umulhi(slot, inverse);
+    const auto* from = reinterpret_cast<const Input<kCount>::Word*>(x + column + std::uint64_t{token} * length);
     Input<kCount> input = {};
-    if (slot >= 0) {
-      input.x = get_lanes<kCount>(x + (static_cast<std::uint64_t>(slot) * inverse >> 32) * length + column);
+#pragma unroll
+    for (int i = 0; i < Input<kCount>::kWords; ++i) {
+      if (slot >= 0) input.words[i] = from[i];
     }
     return input;
   }
   template <int kCount>
   __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[1], float&) const {
-    out[0] = input.x;
+    memcpy(&out[0], &input, sizeof input);
   }
 };
 
@@ -344,8 +350,8 @@ void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_ro
       run_tiles<Gather<T>>(op,
                            {.producer = {.x = numbers<const T>(x_TD),
                                          .slot_of_row = slots,
-                                         .inverse = static_cast<std::uint64_t>((kOne + top_k - 1) / top_k),
-                                         .length = length},
+                                         .inverse = static_cast<std::uint32_t>((kOne + top_k - 1) / top_k),
+                                         .length = static_cast<std::uint32_t>(length)},
                             .outputs = {tile_outputs<T>(y_RD)},
                             .num_rows = num_rows,
                             .length = length,
