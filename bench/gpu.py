@@ -193,6 +193,7 @@ def report_grouped(report, ours, peers, with_peers):
         if with_peers:
             for name in BF16:
                 compare(name, "torch", rate(name, peers), 1.05)
+            compare("bf16 wgrad =", "torch, to float32", rate("bf16 wgrad to float32", peers), 1.0)
             for precision in ("fp8", "mxfp8/128", "mxfp8/256"):
                 for way in ("fwd", "dgrad"):
                     compare(f"{precision} {way}", "torch", rate(f"fp8 {way}", peers), 1.2)

@@ -231,7 +231,8 @@ def steps(record):
 
 def grouped(record):
     """Returns the table of grouped products. A cell has our rate, and its ratio to PyTorch's, or to our bfloat16's for
-    weight gradients in 8 bits."""
+    weight gradients in 8 bits. Bfloat16's weight gradients also have the ratio to PyTorch's with a conversion to
+    float32."""
     ours, torch = sides(record)
     columns = [*BF16, *(f"{kind} {way}" for kind in ("fp8", "mxfp8/128") for way in ("fwd", "dgrad", "wgrad =")),
                "mxfp8/256 fwd", "mxfp8/256 dgrad", "mxfp8/32 fwd"]
@@ -243,7 +244,10 @@ def grouped(record):
             beside = torch.median("grouped", name if kind == "bf16" else f"fp8 {way}", shape, "rate")
         else:
             beside = ours.median("grouped", f"bf16 {way}", shape, "rate")
-        return f"{number(rate)}, {number(rate / beside if rate and beside else None, 2)}"
+        ratios = [beside]
+        if name == "bf16 wgrad =":
+            ratios.append(torch.median("grouped", "bf16 wgrad to float32", shape, "rate"))
+        return ", ".join([number(rate), *(number(rate / each if rate and each else None, 2) for each in ratios)])
 
     return table(["TFLOP/s, ratio", *columns],
                  [[shape, *(cell(name, shape) for name in columns)] for shape in ours.shapes("grouped", "bf16 fwd")])

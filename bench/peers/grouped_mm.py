@@ -1,7 +1,8 @@
 """Times torch._grouped_mm (bfloat16) and torch._scaled_grouped_mm (e4m3, a scale per row).
 
 The shapes are those of `tessera bench grouped`. "fast" means use_fast_accum=True, which does not add up sums in
-float32. The weight gradient is written in bfloat16.
+float32. The weight gradient is written in bfloat16. "wgrad to float32" also converts it into a float32 gradient, as
+training needs it and as Tessera writes it.
 """
 
 import sys
@@ -31,6 +32,10 @@ def main():
             row("bf16 fwd", shape, flop, lambda: torch._grouped_mm(x, w.transpose(-2, -1), offs=offsets))
             row("bf16 dgrad", shape, flop, lambda: torch._grouped_mm(d_y, w, offs=offsets))
             row("bf16 wgrad =", shape, flop, lambda: torch._grouped_mm(d_y.t(), x, offs=offsets))
+            gradient = torch.empty(experts, m, n, device="cuda")
+            row("bf16 wgrad to float32", shape, flop,
+                lambda: gradient.copy_(torch._grouped_mm(d_y.t(), x, offs=offsets)))
+            del gradient
 
             # The numbers have all magnitudes of e4m3, as in blocks that have scales.
             x8, d_y8, w8 = ((t * 896).to(torch.float8_e4m3fn) for t in (x, d_y, w))
