@@ -52,7 +52,7 @@ struct AttentionBackward {
 };
 
 /// Describes c [m, n] (= or +=) op(a) · op(b), where op transposes if asked to. Consecutive rows in memory are
-/// `stride_*` numbers apart. If a is bfloat16, b must be, too.
+/// `stride_*` numbers apart. If a is bfloat16, b must be, too. If b is packed, it is what KernelTable::pack_right wrote.
 struct Gemm {
   std::int64_t m, n, k;
   const void* a;
@@ -61,7 +61,11 @@ struct Gemm {
   std::int64_t stride_a, stride_b, stride_c;
   bool transpose_a, transpose_b, accumulate;
   Element element_a, element_b, element_c;
+  bool is_b_packed = false;
 };
+
+/// Columns of a packed b from a multiple of this on are a packed b, too.
+inline constexpr std::int64_t kColumnStep = 32;
 
 /// The side of a tile that is quantized at once.
 inline constexpr std::int64_t kQuantizeSide = 128;
@@ -103,6 +107,11 @@ struct KernelTable {
   std::size_t (*attention_forward_scratch)(const AttentionShape&, Element);
   std::size_t (*attention_backward_scratch)(const AttentionShape&, Element);
   std::size_t (*gemm_scratch)(const Gemm&);
+  /// Returns the bytes of a packed column of b. Columns are packed in panels, of which kColumnStep columns are a
+  /// multiple.
+  std::int64_t (*packed_column)(const Gemm&);
+  /// Packs all n columns of b, and columns of zeros up to the end of the last panel.
+  void (*pack_right)(const Gemm&, std::byte* packed);
   /// These compute one head of one sequence.
   void (*attention_forward)(const AttentionForward&, Element, std::int64_t seq, std::int64_t head, std::byte* scratch);
   void (*attention_backward)(const AttentionBackward&, Element, std::int64_t seq, std::int64_t head,

@@ -9,10 +9,12 @@ constexpr std::int64_t kRows = 256, kColumns = 128;
 /// A transposed left operand costs more to pack. So wider parts share it, if there are enough of them.
 constexpr std::int64_t kWideColumns = 2 * kColumns;
 /// With fewer parts, threads would wait for the last ones. So a small product is cut into smaller parts, but not below
-/// these sizes: each part packs its operands anew.
+/// these sizes: parts pack their left operands anew.
 constexpr std::int64_t kEnoughParts = 12, kLeastRows = 128, kLeastColumns = 64;
-/// Parts are a multiple of this many columns wide, so that they have whole panels (ops/cpu/block_gemm.inc).
-constexpr std::int64_t kColumnStep = 32;
+/// The columns that one task packs for all parts.
+constexpr std::int64_t kPackedColumns = 2 * kColumnStep;
+/// The most memory for packed columns that all parts of a product share, unless one part needs more.
+constexpr std::int64_t kPackedBytes = 8 << 20;
 
 std::int64_t num_parts(std::int64_t size, std::int64_t most) { return (size + most - 1) / most; }
 
@@ -41,12 +43,55 @@ Gemm part_of(Gemm product, const GemmParts& parts, std::int64_t idx) {
   const std::int64_t row = idx / parts.num_column_parts * parts.rows;
   const std::int64_t column = idx % parts.num_column_parts * parts.columns;
   product.a = advance(product.a, product.element_a, product.transpose_a ? row : row * product.stride_a);
-  product.b = advance(product.b, product.element_b, product.transpose_b ? column * product.stride_b : column);
+  if (product.is_b_packed) {
+    product.b = static_cast<const std::byte*>(product.b) + column * kernels().packed_column(product);
+  } else {
+    product.b = advance(product.b, product.element_b, product.transpose_b ? column * product.stride_b : column);
+  }
   product.c = const_cast<void*>(advance(product.c, product.element_c, row * product.stride_c + column));
   product.m = std::min(parts.rows, product.m - row);
   product.n = std::min(parts.columns, product.n - column);
   return product;
 }
+
+namespace {
+
+/// Returns the product's columns [begin, begin + count).
+Gemm columns_of(Gemm product, std::int64_t begin, std::int64_t count) {
+  const std::int64_t in_b = product.transpose_b ? begin * product.stride_b : begin;
+  product.b = advance(product.b, product.element_b, in_b);
+  product.c = const_cast<void*>(advance(product.c, product.element_c, begin));
+  product.n = std::min(count, product.n - begin);
+  return product;
+}
+
+/// Computes a product whose row parts read the same columns of b. These are packed once for all of them.
+void multiply_sharing_b(const Context& context, Gemm product, const GemmParts& parts) {
+  const std::int64_t bytes_of_column = kernels().packed_column(product);
+  // A part that is not whole steps wide is the only one, or the last.
+  const std::int64_t bytes_of_part = bytes_of_column * num_parts(parts.columns, kColumnStep) * kColumnStep;
+  const std::int64_t at_once = std::clamp<std::int64_t>(kPackedBytes / bytes_of_part, 1, parts.num_column_parts);
+  const ArenaScope scope(*context.arena);
+  std::byte* packed = context.arena->allocate_bytes(static_cast<std::size_t>(at_once * bytes_of_part));
+  Gemm part = largest_part(product, parts);
+  part.is_b_packed = true;
+  const ThreadScratch scratch(context, kernels().gemm_scratch(part));
+  if (context.measuring()) return;
+  for (std::int64_t first = 0; first < parts.num_column_parts; first += at_once) {
+    GemmParts of_columns = parts;
+    of_columns.num_column_parts = std::min(at_once, parts.num_column_parts - first);
+    Gemm columns = columns_of(product, first * parts.columns, of_columns.num_column_parts * parts.columns);
+    parallel_ranges(columns.n, kPackedColumns, [&](std::int64_t begin, std::int64_t end) {
+      kernels().pack_right(columns_of(columns, begin, end - begin), packed + begin * bytes_of_column);
+    });
+    columns.b = packed;
+    columns.is_b_packed = true;
+    parallel_for(of_columns.count(),
+                 [&](std::int64_t idx) { kernels().gemm(part_of(columns, of_columns, idx), scratch.mine()); });
+  }
+}
+
+}  // namespace
 
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write) {
@@ -66,6 +111,10 @@ void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tenso
                      .element_b = element_of(b.dtype()),
                      .element_c = element_of(c.dtype())};
   const GemmParts parts(product.m, product.n, transpose_a, 1);
+  if (parts.num_row_parts > 1) {
+    multiply_sharing_b(context, product, parts);
+    return;
+  }
   const ThreadScratch scratch(context, kernels().gemm_scratch(largest_part(product, parts)));
   if (context.measuring()) return;
   parallel_for(parts.count(), [&](std::int64_t idx) { kernels().gemm(part_of(product, parts, idx), scratch.mine()); });

@@ -30,6 +30,7 @@ class Gemm : public TypedOperatorTest {
   void check(std::int64_t m, std::int64_t n, std::int64_t k) {
     for (const bool transpose_a : {false, true}) {
       for (const bool transpose_b : {false, true}) {
+        const ArenaScope scope(arena_);
         const Tensor a = randoms(transpose_a ? Shape{k, m} : Shape{m, k});
         const Tensor b = randoms(transpose_b ? Shape{n, k} : Shape{k, n});
         const Doubles expected = product(a, transpose_a, b, transpose_b);
@@ -58,11 +59,33 @@ TEST_P(Gemm, AllTransposesAndWrites) {
   });
 }
 
-// Each product has more than one part, and each part has several packed blocks of rows.
+// Each product has more than one part, and each part has several packed blocks of rows. Parts of equal columns share
+// the packed right operand, also where k is cut into blocks.
 TEST_P(Gemm, Parts) {
-  check(300, 70, 40);
-  check(20, 300, 40);
-  check(530, 280, 9);
+  for_every_instruction_set([&] {
+    check(300, 70, 40);
+    check(20, 300, 40);
+    check(530, 280, 9);
+    check(260, 35, 1100);
+  });
+}
+
+// The packed right operand exceeds the memory that it may take, so columns are multiplied in turn. They are what they
+// are alone.
+TEST_P(Gemm, ColumnsInTurn) {
+  constexpr std::int64_t kRows = 257, kColumns = 4200, kDepth = 1030;
+  for (const bool transpose : {false, true}) {
+    const Tensor a = randoms({kRows, kDepth}),
+                 b = randoms(transpose ? Shape{kColumns, kDepth} : Shape{kDepth, kColumns});
+    const Tensor c = random({kRows, kColumns}), alone = random({kRows, kColumns});
+    gemm(context(), a, false, b, transpose, c, Write::kAssign);
+    for (std::int64_t begin = 0; begin < kColumns; begin += 1000) {
+      const std::int64_t end = std::min(kColumns, begin + 1000);
+      gemm(context(), a, false, transpose ? b.rows(begin, end) : b.columns(begin, end), transpose,
+           alone.columns(begin, end), Write::kAssign);
+    }
+    EXPECT_EQ(doubles(c), doubles(alone)) << transpose;
+  }
 }
 
 // Rows that are a multiple of 4 KiB apart are packed, so that they do not compete for cache lines.
