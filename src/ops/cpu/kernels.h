@@ -52,7 +52,8 @@ struct AttentionBackward {
 };
 
 /// Describes c [m, n] (= or +=) op(a) · op(b), where op transposes if asked to. Consecutive rows in memory are
-/// `stride_*` numbers apart. If a is bfloat16, b must be, too. If b is packed, it is what KernelTable::pack_right wrote.
+/// `stride_*` numbers apart. If a is bfloat16, b must be, too. If b is packed, it is what KernelTable::pack_right
+/// wrote.
 struct Gemm {
   std::int64_t m, n, k;
   const void* a;
