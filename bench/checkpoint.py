@@ -5,7 +5,7 @@ that does not save, in turns on one machine.
     bench/checkpoint.py --tessera build/release/src/app/tessera [--dataset data/gcide] [--rounds 2]
 
 Prints a table and fails if asynchronous saves keep training waiting for more than 2 % of the time between them. The
-first save of a run is shown apart: its copy takes new pages of memory, which later saves use again.
+first save of a run is shown apart and has no limit: its copy takes new pages of memory, which later saves use again.
 """
 
 import argparse

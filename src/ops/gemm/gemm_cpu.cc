@@ -17,6 +17,19 @@ constexpr std::int64_t kPackedColumns = 2 * kColumnStep;
 constexpr std::int64_t kPackedBytes = 8 << 20;
 
 std::int64_t num_parts(std::int64_t size, std::int64_t most) { return (size + most - 1) / most; }
+std::int64_t whole_steps(std::int64_t columns) { return num_parts(columns, kColumnStep) * kColumnStep; }
+
+/// Returns the product's columns [begin, begin + count), or those that it has of them.
+Gemm columns_of(Gemm product, std::int64_t begin, std::int64_t count) {
+  if (product.is_b_packed) {
+    product.b = static_cast<const std::byte*>(product.b) + begin * kernels().packed_column(product);
+  } else {
+    product.b = advance(product.b, product.element_b, product.transpose_b ? begin * product.stride_b : begin);
+  }
+  product.c = const_cast<void*>(advance(product.c, product.element_c, begin));
+  product.n = std::min(count, product.n - begin);
+  return product;
+}
 
 }  // namespace
 
@@ -29,7 +42,7 @@ GemmParts::GemmParts(std::int64_t m, std::int64_t n, bool transpose_a, std::int6
   while (too_few() && n >= (num_column_parts + 1) * kLeastColumns) ++num_column_parts;
   // All parts have about the same size.
   rows = num_parts(m, num_row_parts);
-  columns = std::min(n, num_parts(num_parts(n, num_column_parts), kColumnStep) * kColumnStep);
+  columns = std::min(n, whole_steps(num_parts(n, num_column_parts)));
   num_column_parts = num_parts(n, columns);  // Wider ones may be fewer.
 }
 
@@ -41,35 +54,19 @@ Gemm largest_part(Gemm product, const GemmParts& parts) {
 
 Gemm part_of(Gemm product, const GemmParts& parts, std::int64_t idx) {
   const std::int64_t row = idx / parts.num_column_parts * parts.rows;
-  const std::int64_t column = idx % parts.num_column_parts * parts.columns;
   product.a = advance(product.a, product.element_a, product.transpose_a ? row : row * product.stride_a);
-  if (product.is_b_packed) {
-    product.b = static_cast<const std::byte*>(product.b) + column * kernels().packed_column(product);
-  } else {
-    product.b = advance(product.b, product.element_b, product.transpose_b ? column * product.stride_b : column);
-  }
-  product.c = const_cast<void*>(advance(product.c, product.element_c, row * product.stride_c + column));
+  product.c = const_cast<void*>(advance(product.c, product.element_c, row * product.stride_c));
   product.m = std::min(parts.rows, product.m - row);
-  product.n = std::min(parts.columns, product.n - column);
-  return product;
+  return columns_of(product, idx % parts.num_column_parts * parts.columns, parts.columns);
 }
 
 namespace {
 
-/// Returns the product's columns [begin, begin + count).
-Gemm columns_of(Gemm product, std::int64_t begin, std::int64_t count) {
-  const std::int64_t in_b = product.transpose_b ? begin * product.stride_b : begin;
-  product.b = advance(product.b, product.element_b, in_b);
-  product.c = const_cast<void*>(advance(product.c, product.element_c, begin));
-  product.n = std::min(count, product.n - begin);
-  return product;
-}
-
 /// Computes a product whose row parts read the same columns of b. These are packed once for all of them.
-void multiply_sharing_b(const Context& context, Gemm product, const GemmParts& parts) {
+void multiply_sharing_b(const Context& context, const Gemm& product, const GemmParts& parts) {
   const std::int64_t bytes_of_column = kernels().packed_column(product);
   // A part that is not whole steps wide is the only one, or the last.
-  const std::int64_t bytes_of_part = bytes_of_column * num_parts(parts.columns, kColumnStep) * kColumnStep;
+  const std::int64_t bytes_of_part = bytes_of_column * whole_steps(parts.columns);
   const std::int64_t at_once = std::clamp<std::int64_t>(kPackedBytes / bytes_of_part, 1, parts.num_column_parts);
   const ArenaScope scope(*context.arena);
   std::byte* packed = context.arena->allocate_bytes(static_cast<std::size_t>(at_once * bytes_of_part));
