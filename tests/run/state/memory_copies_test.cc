@@ -109,7 +109,9 @@ memory_interval = 1
         trainer.set_step_callback([&](std::int64_t step, const StepResult& result) {
           if (ranks.rank() == 0) losses[step] = {result.total_loss, result.grad_norm};
           if (at_step) at_step(step, ranks.rank(), trainer);
-          if (step == last_step) throw Fault();
+          if (step != last_step) return;
+          ranks.world().barrier("the end of the last step");  // all ranks have called back when the first one fails
+          throw Fault();
         });
         trainer.run(no_signal_);
       });
