@@ -64,7 +64,6 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   }
   t.ignore("parallelism.disable_loss_parallel", kFlag, "tensor-parallel ranks always share the cross-entropy");
   t.refuse("parallelism.pipeline_parallel_schedule_csv", kValue, "a schedule from a file");
-  t.ignore("parallelism.pipeline_parallel_expert_parallel_overlap", kFlag, "passes that overlap run one by one");
   t.ignore("parallelism.context_parallel_load_balancer", kValue, "sequences are always cut in head-tail chunks");
   t.accept_only("parallelism.context_parallel_rotate_method", kValue, {"allgather"},
                 "attention gathers the latents of all chunks");
@@ -284,6 +283,9 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
       "backwards whose weight gradients a rank may defer at once, in ZBVZeroBubble and DualPipeV; 0: any number. More "
       "take more memory, and make the bubble smaller",
       NumberRange{.lowest = 0.0, .expected = "0 (any number) or more"});
+  t.add("parallelism.pipeline_parallel_expert_parallel_overlap", p.pipeline_parallel_expert_parallel_overlap,
+        "run the forwards and backwards that DualPipeV pairs in turns, so that one computes while the other's tokens "
+        "are between ranks; takes more scratch memory; has no effect on GPUs");
   t.add(
       "parallelism.pipeline_parallel_reduce_gradients", p.pipeline_parallel_reduce_gradients,
       "when a pipeline's ranks sum the gradients of sharded units: step (once, which takes float32 gradients of whole "

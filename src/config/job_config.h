@@ -79,6 +79,7 @@ struct JobConfig {
     std::string pipeline_parallel_schedule = "1F1B";
     std::int64_t pipeline_parallel_microbatch_size = 1;
     std::int64_t pipeline_parallel_max_deferred = 1;  // 0: no limit
+    bool pipeline_parallel_expert_parallel_overlap = true;
     std::string pipeline_parallel_reduce_gradients = "step";
     std::int64_t pipeline_parallel_layers_per_stage = -1;
     std::int64_t pipeline_parallel_first_stage_less_layers = 1;

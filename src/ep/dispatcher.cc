@@ -142,8 +142,10 @@ void Dispatcher::dispatch(const Context& op, const GemmOperand& y_tD, const Disp
                   options_.top_k);
   }
   note(op, "dispatch", options_.dispatch_forward, saved);
+  const Turns::Call turn(turns_);
   const ArenaScope scope(*op.arena);
   do_dispatch(op, y_tD, saved, x_RD);
+  give_way(saved);
 }
 
 void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
@@ -152,8 +154,10 @@ void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_tD, cons
   check_payload(y_tD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
   note(op, "dispatch_again", options_.dispatch_forward, saved);
+  const Turns::Call turn(turns_);
   const ArenaScope scope(*op.arena);
   do_dispatch_again(op, y_tD, saved, x_RD);
+  give_way(saved);
 }
 
 void Dispatcher::combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
@@ -162,8 +166,10 @@ void Dispatcher::combine(const Context& op, const Tensor& out_RD, const Dispatch
   check_tokens(y_tD, saved);
   check_rows(out_RD, saved);
   note(op, "combine", PayloadPrecision::kDefault, saved);
+  const Turns::Call turn(turns_);
   const ArenaScope scope(*op.arena);
   do_combine(op, out_RD, saved, y_tD, write);
+  give_way(saved);
 }
 
 void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
@@ -172,8 +178,10 @@ void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_tD, 
   check_payload(d_y_tD, options_.combine_backward, saved);
   check_rows(d_out_RD, saved);
   note(op, "combine_backward", options_.combine_backward, saved);
+  const Turns::Call turn(turns_);
   const ArenaScope scope(*op.arena);
   do_combine_backward(op, d_y_tD, saved, d_out_RD);
+  give_way(saved);
 }
 
 void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
@@ -185,12 +193,10 @@ void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, cons
   TESSERA_CHECK_TENSOR(d_weights_R, DType::kFloat32, {saved.num_rows()});
   TESSERA_CHECK_TENSOR(d_weights_tK, DType::kFloat32, {saved.num_tokens(), options_.top_k});
   note(op, "dispatch_backward", PayloadPrecision::kDefault, saved);
+  const Turns::Call turn(turns_);
   const ArenaScope scope(*op.arena);
   do_dispatch_backward(op, d_x_RD, d_weights_R, saved, d_y_tD, write, d_weights_tK);
+  give_way(saved);
 }
-
-Tensor Dispatcher::rows_in_window(const Context&, const DispatchSaved&) const { return {}; }
-
-Tensor Dispatcher::gradients_in_window(const Context&, const DispatchSaved&) const { return {}; }
 
 }  // namespace tessera

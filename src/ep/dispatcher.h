@@ -40,6 +40,7 @@
 
 #include "comm/process_group.h"
 #include "ep/dispatch_options.h"
+#include "ep/turns.h"
 #include "ops/routing/permute.h"
 
 namespace tessera {
@@ -106,6 +107,9 @@ class Dispatcher {
   virtual bool waits_for_gpu() const { return false; }
   /// Returns whether a load may exceed the room, and takes rounds then.
   bool has_rounds() const { return options_.capacity_factor > 0.0 && num_ranks_ > 1; }
+  /// Makes the calls of two passes take turns. Rows are then never left in the window, where the other pass's call
+  /// would overwrite them. Must be called before a step is measured. `turns` must outlive this.
+  void set_turns(Turns* turns) { turns_ = turns; }
   /// Throws if a GPU's calls up to now have found that a rank did not come. Calls do nothing after that.
   virtual void check() {}
 
@@ -152,10 +156,14 @@ class Dispatcher {
 
   /// Returns the part of this rank's window that receives rows, [R, D]. If it is passed as x_RD.plain of a dispatch,
   /// the rows need no copy. They stay until the next dispatch of any layer. It is undefined for other backends and
-  /// payloads.
-  virtual Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const;
+  /// payloads, and where calls take turns.
+  Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const {
+    return turns_ == nullptr ? do_rows_in_window(op, saved) : Tensor();
+  }
   /// Returns the same for d_out_RD.plain of combine_backward. The rows stay until the next combine_backward.
-  virtual Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const;
+  Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const {
+    return turns_ == nullptr ? do_gradients_in_window(op, saved) : Tensor();
+  }
 
   const DispatchOptions& options() const { return options_; }
 
@@ -166,6 +174,12 @@ class Dispatcher {
   /// Calls run(round) for the later rounds, or records them.
   virtual void repeat(const Context& op, const DispatchSaved& first, std::int64_t least,
                       const std::function<void(std::int64_t round)>& run) const;
+  /// Lets another pass compute while what this call has sent is on its way. A backend that waits calls it before it
+  /// waits for the most bytes. Otherwise a call gives way at its end. Calls of later rounds do not give way, since not
+  /// all ranks of other groups make them.
+  void give_way(const DispatchSaved& saved) {
+    if (turns_ != nullptr && saved.round == 0) turns_->give_way();
+  }
   int num_ranks() const { return num_ranks_; }
   std::int64_t num_local_experts() const { return options_.num_experts / num_ranks_; }
   /// Returns the number of rows that a rank's experts get when the load is balanced.
@@ -194,6 +208,8 @@ class Dispatcher {
   virtual void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
                                     const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                                     const Tensor& d_weights_tK) = 0;
+  virtual Tensor do_rows_in_window(const Context& /*op*/, const DispatchSaved& /*saved*/) const { return {}; }
+  virtual Tensor do_gradients_in_window(const Context& /*op*/, const DispatchSaved& /*saved*/) const { return {}; }
 
   /// Records a call of a dry run, which transfers nothing.
   void note(const Context& op, const char* call, PayloadPrecision precision, const DispatchSaved& saved) const;
@@ -203,6 +219,7 @@ class Dispatcher {
 
   DispatchOptions options_;
   int num_ranks_;
+  Turns* turns_ = nullptr;
 };
 
 }  // namespace tessera

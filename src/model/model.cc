@@ -35,6 +35,10 @@ StorageOptions storage_options(const ModelConfig& config, const ModelOptions& op
                          .reduce = options.reduce};
   // A multi-token prediction module needs the embedding and the head beside its own unit and the next.
   if (config.num_mtp_modules > 0) storage.at_once = {.layers = 2, .vocabulary = 2, .together = 4};
+  if (options.pairs_passes) {  // each has a layer and the next one
+    storage.at_once.layers += 2;
+    storage.at_once.together += 2;
+  }
   return storage;
 }
 
@@ -136,6 +140,7 @@ void Model::list_moe_layers() {
 
 void Model::renew_dispatcher() {
   moe_.dispatcher = make_dispatcher();
+  if (options_.pairs_passes && moe_.dispatcher != nullptr) moe_.dispatcher->set_turns(&turns_);
   environment_.dispatcher = moe_.dispatcher.get();
 }
 
@@ -171,7 +176,8 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
 }
 
 void Model::set_precisions(const Context& op, PrecisionTable table) {
-  quantized_ = QuantizedWeights(op, parameters_, std::move(table), options_.keep_quantized);
+  quantized_ =
+      QuantizedWeights(op, parameters_, std::move(table), options_.keep_quantized, options_.pairs_passes ? 2 : 1);
   std::vector<ParamId> unread = quantized_.kept();  // by layers, but for the quantized form
   std::erase_if(unread, [&](ParamId id) {
     const SitePrecision& site = quantized_.precision(id);
@@ -295,7 +301,7 @@ void Model::begin_unit_backward(const Context& op, UnitId unit, std::optional<Un
 
 void Model::end_unit_backward(UnitId unit) {
   parameters_.release_gradients(unit);
-  parameters_.release(unit);
+  end_unit(unit);
 }
 
 void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,

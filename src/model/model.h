@@ -27,6 +27,8 @@ struct ModelOptions {
   DType reduce = DType::kFloat32;
   /// Keeps the weights' copies in low precision from pass to pass.
   bool keep_quantized = true;
+  /// Lets the executor run passes of two micro-batches in turns (turns()).
+  bool pairs_passes = false;
   /// The stages of a pipeline that this rank has, in their order. If it is empty, the whole model is one stage.
   /// Multi-token prediction needs the embedding and the head on one rank.
   std::vector<StageModules> stages = {};
@@ -153,6 +155,8 @@ class Model {
   void set_warms_up(bool warms_up) { environment_.warms_up = environment_.loads_kernels = warms_up; }
   /// Says whether the calls that follow are to run all kernels that a graph may need.
   void set_loads_kernels(bool loads_kernels) { environment_.loads_kernels = loads_kernels; }
+  /// Returns what runs two passes in turns, with ModelOptions::pairs_passes. They must be of different stages.
+  Turns& turns() { return turns_; }
   /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return moe_.dispatcher != nullptr && moe_.dispatcher->waits_for_gpu(); }
   /// Throws what the dispatcher's calls on a GPU have found since the last check (Dispatcher::check).
@@ -203,7 +207,10 @@ class Model {
   LayerContext layer_context(const Context& op, const Batch& batch);
   // Between the next two calls a unit's weights are gathered, and those of `next` are being gathered.
   void begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next = {});
-  void end_unit(UnitId unit) { parameters_.release(unit); }
+  void end_unit(UnitId unit) {
+    quantized_.end_unit(unit);
+    parameters_.release(unit);
+  }
   // Between the next two calls the unit's gradients are in memory as well, for the backward.
   void begin_unit_backward(const Context& op, UnitId unit, std::optional<UnitId> next = {});
   void end_unit_backward(UnitId unit);
@@ -228,6 +235,7 @@ class Model {
   Embedding embedding_;
   Trunk trunk_;
   Heads heads_;
+  Turns turns_;
   MoeLayers moe_;
   StepSums sums_;
   StepSums evaluated_;  // losses only

@@ -349,6 +349,11 @@ PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks
   return schedule;
 }
 
+bool pairs_passes(const PipelineSchedule& schedule, int rank) {
+  return std::ranges::any_of(schedule.actions[static_cast<std::size_t>(rank)],
+                             [](const PipelineAction& action) { return action.overlapped.has_value(); });
+}
+
 std::vector<int> most_held(const PipelineSchedule& schedule) {
   std::vector<int> now(schedule.rank_of_stage.size()), most(schedule.rank_of_stage.size());
   for (const std::vector<PipelineAction>& of_rank : schedule.actions) {

@@ -108,6 +108,9 @@ inline bool frees_activations(const PipelinePass& pass) {
   return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
 }
 
+/// Returns whether the schedule has passes of this rank overlap.
+bool pairs_passes(const PipelineSchedule& schedule, int rank);
+
 /// Returns the most micro-batches whose activations each stage holds at once.
 std::vector<int> most_held(const PipelineSchedule& schedule);
 /// Returns of how many passes a rank defers the weight gradients at once, from the input gradient to the weight

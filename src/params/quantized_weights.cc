@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-QuantizedWeights::QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep)
+QuantizedWeights::QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep,
+                                   std::size_t num_passes)
     : parameters_(&parameters), table_(std::move(table)), keep_(keep), target_(op.target()), places_(table_.size()) {
   TESSERA_CHECK(table_.empty() || table_.size() == parameters.size(), "{} {}", table_.size(), parameters.size());
   unit_bytes_.resize(parameters.num_units());
@@ -26,9 +27,9 @@ QuantizedWeights::QuantizedWeights(const Context& op, const Parameters& paramete
   for (UnitId unit = 0; unit < unit_bytes_.size(); ++unit) {
     units.push_back({unit_bytes_[unit], parameters.is_of_vocabulary(unit)});
   }
-  layout_ = SlotLayout::shared(units, {.layers = 1, .vocabulary = 1, .together = 2});
+  layout_ = SlotLayout::shared(units, {.layers = num_passes, .vocabulary = 1, .together = num_passes + 1});
   slot_begins_ = layout_.begins(unit_bytes_);
-  held_.resize(layout_.num_slots());
+  slots_.resize(layout_.num_slots());
 }
 
 QuantizedWeight QuantizedWeights::view(ParamId id, std::byte* memory, std::int64_t& at) const {
@@ -59,9 +60,9 @@ void QuantizedWeights::allocate() { buffer_ = Buffer(num_bytes(), target_); }
 
 std::size_t QuantizedWeights::slot_of(UnitId unit) const {
   if (keep_) return parameters_->slot(unit);
-  const auto found = std::ranges::find(held_, unit);
-  TESSERA_CHECK(found != held_.end(), "unit {}", unit);
-  return static_cast<std::size_t>(found - held_.begin());
+  const auto found = std::ranges::find(slots_, unit, &Slot::unit);
+  TESSERA_CHECK(found != slots_.end(), "unit {}", unit);
+  return static_cast<std::size_t>(found - slots_.begin());
 }
 
 template <typename Which>
@@ -86,24 +87,34 @@ std::vector<ParamId> QuantizedWeights::kept() const {
 
 void QuantizedWeights::refresh(const Context& op) const { quantize_all(op, kept()); }
 
-void QuantizedWeights::forget() { std::ranges::fill(held_, std::nullopt); }
+void QuantizedWeights::forget() {
+  for (Slot& slot : slots_) slot.unit.reset();
+}
 
 void QuantizedWeights::begin_unit(const Context& op, UnitId unit, bool is_new) {
   if (!keep_) {
     if (unit_bytes_[unit] == 0) return;
-    const auto found = std::ranges::find(held_, unit);
-    is_new = found == held_.end();
-    const auto [begin, end] = layout_.slots_of(unit);
-    // The unit of the slot that was used last may be computed together with this one.
-    if (!is_new) {
-      last_slot_ = static_cast<std::size_t>(found - held_.begin());
-    } else {
-      last_slot_ = end - begin == 1 || last_slot_ + 1 >= end ? begin : last_slot_ + 1;
-      held_[last_slot_] = unit;
+    auto slot = std::ranges::find(slots_, unit, &Slot::unit);
+    is_new = slot == slots_.end();
+    if (is_new) {
+      const auto [begin, end] = layout_.slots_of(unit);
+      const std::span<Slot> usable = std::span(slots_).subspan(begin, end - begin);
+      const auto oldest =
+          std::ranges::min_element(usable, {}, [](const Slot& one) { return std::pair(one.num_users, one.last_use); });
+      slot = slots_.begin() + static_cast<std::ptrdiff_t>(begin) + (oldest - usable.begin());
+      TESSERA_CHECK(slot->num_users == 0, "no slot for unit {}", unit);
+      slot->unit = unit;
     }
+    ++slot->num_users;
+    slot->last_use = ++num_uses_;
   }
   if (!is_new) return;
   quantize_all(op, weights_where([&](ParamId id) { return is_in_slot(id) && parameters_->unit(id) == unit; }));
+}
+
+void QuantizedWeights::end_unit(UnitId unit) {
+  if (keep_ || unit_bytes_[unit] == 0) return;
+  --slots_[slot_of(unit)].num_users;
 }
 
 }  // namespace tessera

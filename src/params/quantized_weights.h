@@ -13,8 +13,9 @@ class QuantizedWeights {
   QuantizedWeights() = default;
   /// Plans the quantized weights for products on `op`'s target, and allocates nothing. `table` has an entry per
   /// parameter, or none. `parameters` must outlive this. If `keep` is false, units share slots, and a unit's weights
-  /// are quantized before a pass, unless a slot still holds them.
-  QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep = true);
+  /// are quantized before a pass, unless a slot still holds them. `num_passes` says how many passes run at once.
+  QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table, bool keep = true,
+                   std::size_t num_passes = 1);
 
   const SitePrecision& precision(ParamId id) const;
   const PrecisionTable& table() const { return table_; }
@@ -34,6 +35,8 @@ class QuantizedWeights {
   /// acquired. `is_new` says that the unit has been gathered since its last pass. If the weights are not kept, it has
   /// no effect.
   void begin_unit(const Context& op, UnitId unit, bool is_new);
+  /// Says that a pass does not read the unit's weights any more. Slots keep them until another unit needs the room.
+  void end_unit(UnitId unit);
   /// Discards what is in slots.
   void forget();
 
@@ -61,9 +64,14 @@ class QuantizedWeights {
   std::vector<std::int64_t> slot_begins_;  // in bytes from slots_begin_, and last the end of all
   std::vector<std::int64_t> unit_bytes_;   // that each unit takes in a slot
   // The next members are used if the weights are not kept. A unit may take any of its layout's slots.
+  struct Slot {
+    std::optional<UnitId> unit;
+    int num_users = 0;  // passes between begin_unit() and end_unit()
+    std::uint64_t last_use = 0;
+  };
   SlotLayout layout_;
-  std::vector<std::optional<UnitId>> held_;  // what each slot holds
-  std::size_t last_slot_ = 0;                // the one that a unit used last
+  std::vector<Slot> slots_;
+  std::uint64_t num_uses_ = 0;
   Buffer buffer_;
 };
 

@@ -82,7 +82,7 @@ Tensor UnitSlots::weight(ParamId id, DType compute) const {
 Tensor UnitSlots::gradient(ParamId id) const {
   if (!is_allocated_) return local_in_slot(gradient_slots_, DType::kFloat32, 0, id);
   const Slot* slot = find(gradient_slots_.all, table_->place(id).unit);
-  TESSERA_CHECK(slot != nullptr && slot->in_use, "{}", table_->spec(id).name);
+  TESSERA_CHECK(slot != nullptr && slot->num_users > 0, "{}", table_->spec(id).name);
   return local_in_slot(gradient_slots_, DType::kFloat32, gradient_slots_.index(*slot), id);
 }
 
@@ -92,7 +92,7 @@ void UnitSlots::Slot::wait() {
 }
 
 void UnitSlots::Slot::clear() {
-  TESSERA_CHECK(!in_use);
+  TESSERA_CHECK(num_users == 0);
   wait();
   unit.reset();
   released = 0;
@@ -100,7 +100,7 @@ void UnitSlots::Slot::clear() {
 
 std::size_t UnitSlots::slot(UnitId unit) const {
   const Slot* slot = find(weight_slots_.all, unit);
-  TESSERA_CHECK(slot != nullptr && slot->in_use, "unit {}", unit);
+  TESSERA_CHECK(slot != nullptr && slot->num_users > 0, "unit {}", unit);
   return weight_slots_.index(*slot);
 }
 
@@ -122,7 +122,7 @@ void UnitSlots::prefetch(UnitId unit) {
   const std::span<Slot> slots = weight_slots_.of(unit);
   auto free = std::ranges::find_if(slots, [](const Slot& slot) { return !slot.unit; });
   if (free == slots.end()) {
-    free = std::ranges::find_if(slots, [](const Slot& slot) { return !slot.in_use && slot.work.empty(); });
+    free = std::ranges::find_if(slots, [](const Slot& slot) { return slot.num_users == 0 && slot.work.empty(); });
   }
   if (free != slots.end()) start_gathering(unit, *free);
 }
@@ -133,13 +133,13 @@ bool UnitSlots::acquire(UnitId unit) {
   Slot* slot = find(weight_slots_.all, unit);
   TESSERA_CHECK(slot != nullptr, "no slot for unit {}", unit);
   slot->wait();
-  slot->in_use = true;
+  ++slot->num_users;
   return std::exchange(slot->fresh, false);
 }
 
 void UnitSlots::release(UnitId unit) {
   if (!moves(unit)) return;
-  weight_slots_.all[slot(unit)].in_use = false;
+  --weight_slots_.all[slot(unit)].num_users;
 }
 
 void UnitSlots::forget_gathered() {
@@ -151,20 +151,20 @@ void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& 
   // The slot of the same unit's last sum, so that its sums enter the shards one after the other.
   Slot* free = find(gradient_slots_.all, unit);
   if (options_.keep_gradients && free != nullptr) {
-    TESSERA_CHECK(!free->in_use, "the gradients of unit {}", unit);
-    free->in_use = true;
+    TESSERA_CHECK(free->num_users == 0, "the gradients of unit {}", unit);
+    free->num_users = 1;
     return;
   }
   if (free == nullptr) {
     // The slot that was released first, whose sum has had most time to end. That of an empty slot is 0.
     for (Slot& slot : gradient_slots_.of(unit)) {
-      if (!slot.in_use && (free == nullptr || slot.released < free->released)) free = &slot;
+      if (slot.num_users == 0 && (free == nullptr || slot.released < free->released)) free = &slot;
     }
   }
-  TESSERA_CHECK(free != nullptr && !free->in_use, "no slot for the gradients of unit {}", unit);
+  TESSERA_CHECK(free != nullptr && free->num_users == 0, "no slot for the gradients of unit {}", unit);
   free->wait();
   free->unit = unit;
-  free->in_use = true;
+  free->num_users = 1;
   std::int64_t used = 0;
   for (const ParameterTable::Bucket& bucket : table_->buckets()) {
     if (bucket.unit == unit && table_->sharded(bucket))
@@ -178,8 +178,8 @@ void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& 
 void UnitSlots::release_gradients(UnitId unit, const FirstWrites& first_writes) {
   if (!moves(unit)) return;
   Slot* slot = find(gradient_slots_.all, unit);
-  TESSERA_CHECK(slot != nullptr && slot->in_use, "unit {}", unit);
-  slot->in_use = false;
+  TESSERA_CHECK(slot != nullptr && slot->num_users > 0, "unit {}", unit);
+  slot->num_users = 0;
   slot->released = ++num_released_;
   if (!options_.keep_gradients) start_reducing(*slot, first_writes);
 }

@@ -77,7 +77,8 @@ class UnitSlots {
   /// Holds a unit's gathered weights, or its gradients. `work` is the communication that fills or empties it.
   struct Slot {
     std::optional<UnitId> unit;
-    bool in_use = false, fresh = false;
+    int num_users = 0;  // passes that have acquired it
+    bool fresh = false;
     std::uint64_t released = 0;  // how many gradients had been released, with these
     std::vector<Work> work;
 

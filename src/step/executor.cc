@@ -127,12 +127,22 @@ void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
     const ArenaScope scope(*op.arena);
     Context unrecorded = op;
     unrecorded.record = nullptr;
+    if (model_.options().pairs_passes) {
+      Arena scratch(op.target()), kept(op.target());
+      Context paired = unrecorded;
+      paired.arena = &scratch;
+      StageSaved saved = make_saved(stage);
+      saved.arena = &kept;
+      saved.x_tD = saved.out_tD = boundary_tD;
+      model_.forward(paired, index_of(stage), batch, {.per_token = 1.0, .per_sequence = 1.0}, saved);
+      paired_bytes_ = std::max(paired_bytes_, scratch.peak());
+    }
     model_.evaluate(unrecorded, batch, {}, {}, {}, index_of(stage), boundary(*op.arena, batch));
   }
 }
 
 std::size_t Executor::num_bytes() const {
-  std::size_t sum = num_deferred_ * deferred_bytes_;
+  std::size_t sum = num_deferred_ * deferred_bytes_ + paired_bytes_;
   for (const LocalStage& stage : stages_) {
     sum += stage.num_slots * stage.slot_bytes + (stage.num_inputs + stage.num_outputs) * buffer_bytes_;
   }
@@ -141,6 +151,7 @@ std::size_t Executor::num_bytes() const {
 
 void Executor::allocate() {
   receives_ = posted_receives(schedule_, mesh_.pp.rank());
+  if (paired_bytes_ > 0) paired_arena_ = Arena(paired_bytes_, model_.options().device);
   for (std::size_t i = 0; i < num_deferred_; ++i) {
     deferred_.push_back(std::make_unique<Arena>(deferred_bytes_, model_.options().device));
     free_deferred_.push_back(deferred_.back().get());
@@ -270,6 +281,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
         next.x_tD = boundary(next.arena, batch);
         copy(op, saved.d_tD, next.x_tD);
       } else if (!is_first) {
+        model_.turns().wait_for_other();  // messages go in the schedule's order: the paired forward's first
         (gradient != nullptr ? gradient->sent : slot->sent) = send(saved.d_tD, pass.stage - 1, "gradients");
       }
       if (gradient != nullptr) gradient->micro_batch = -1;
@@ -293,6 +305,31 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   mesh_.tokens.mark_gpu();  // shows progress while no message is sent
 }
 
+void Executor::execute_pair(const Context& op, const PipelineAction& action, std::span<const Batch> micro_batches,
+                            const LossScale& scale, PhaseClock& clock) {
+  const auto run = [&](const Context& own_op, const PipelinePass& pass) {
+    execute(own_op, pass, micro_batches[static_cast<std::size_t>(pass.micro_batch)], scale, clock, nullptr);
+  };
+  const auto set_row = [&](int row) {
+    if (op.trace != nullptr) op.trace->set_row(row);
+  };
+  Context forward_op = op;
+  forward_op.arena = &paired_arena_;
+  model_.turns().run(
+      [&] { run(forward_op, action.pass); },
+      [&] {
+        set_row(1);
+        run(op, *action.overlapped);
+      },
+      {.pause = [&](int pass) { clock.end(pass == 0 ? &PhaseSeconds::forward : &PhaseSeconds::backward); },
+       .resume =
+           [&](int pass) {
+             set_row(pass);
+             clock.begin();
+           }});
+  set_row(0);
+}
+
 void Executor::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
                    SiteProbe* probe, std::size_t num_probed) {
   TESSERA_CHECK(static_cast<int>(micro_batches.size()) == schedule_.num_micro_batches, "{} micro-batches, {} scheduled",
@@ -305,9 +342,17 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
   const std::size_t empty = op.arena->used();
   for (std::size_t i = 0; i < actions.size(); ++i) {
     for (const PipelineMessage& message : receives_[i]) post(message, batch_of(message.micro_batch));
+    const auto is_probed = [&](const PipelinePass& pass) {
+      return probe != nullptr && pass.micro_batch < static_cast<int>(num_probed);
+    };
+    // A probe sees one micro-batch after the other.
+    if (model_.options().pairs_passes && actions[i].overlapped && !is_probed(actions[i].pass) &&
+        !is_probed(*actions[i].overlapped)) {
+      execute_pair(op, actions[i], micro_batches, scale, clock);
+      continue;
+    }
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
-      execute(op, pass, batch_of(pass.micro_batch), scale, clock,
-              pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
+      execute(op, pass, batch_of(pass.micro_batch), scale, clock, is_probed(pass) ? probe : nullptr);
       if (!is_pipeline() && frees_activations(pass)) op.arena->release_to(empty);
     });
   }

@@ -7,6 +7,9 @@
 // Backwards that defer weight gradients keep more tensors, in further arenas. A rank has as many of these as it defers
 // backwards at once. What crosses to or from another rank has buffers of its own (parallel/pipeline_messages.h): inputs
 // until the end of their backward, outputs until they have arrived, and their gradients.
+//
+// A forward and a backward that the schedule pairs run in turns, if the model can do that (ModelOptions::pairs_passes):
+// each computes while the other's tokens are on their way (ep/turns.h). The forward then has scratch memory of its own.
 #pragma once
 
 #include <memory>
@@ -110,6 +113,9 @@ class Executor {
   int tag_of(int from, int to) const { return 2 * from + (to == (from + 1) % schedule_.num_ranks ? 0 : 1); }
   void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                PhaseClock& clock, SiteProbe* probe);
+  /// Runs the two passes of an action in turns.
+  void execute_pair(const Context& op, const PipelineAction& action, std::span<const Batch> micro_batches,
+                    const LossScale& scale, PhaseClock& clock);
 
   Model& model_;
   Mesh& mesh_;
@@ -120,6 +126,8 @@ class Executor {
   std::size_t num_deferred_ = 0, deferred_bytes_ = 0, buffer_bytes_ = 0;
   std::vector<std::unique_ptr<Arena>> deferred_;
   std::vector<Arena*> free_deferred_;
+  std::size_t paired_bytes_ = 0;
+  Arena paired_arena_;  // scratch memory of a paired forward
 };
 
 }  // namespace tessera

@@ -37,6 +37,8 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   options.keep_gradients = is_pipeline && parallelism.pipeline_parallel_reduce_gradients == "step";
   options.reduce = config.training.mixed_precision_reduce;
   options.keep_quantized = config.quantize.keep_weights;
+  options.pairs_passes = parallelism.pipeline_parallel_expert_parallel_overlap && device == Device::kCpu &&
+                         mesh->ep.size() > 1 && pairs_passes(schedule, mesh->pp.rank());
   const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
   for (std::size_t s = 0; s < stages.size(); ++s) {
     if (schedule.rank_of_stage[s] == mesh->place.pp) options.stages.push_back(stages[s]);

@@ -7,6 +7,8 @@
 
 namespace tessera {
 
+constexpr int kGpuRow = 2;  // 0 and 1 are the host's
+
 void TraceRecorder::write(const std::filesystem::path& path) const {
   std::string text = "{\"traceEvents\": [\n";
   Clock::time_point origin = Clock::time_point::max();
@@ -20,8 +22,8 @@ void TraceRecorder::write(const std::filesystem::path& path) const {
                         json_text(nlohmann::json(name)), row, microseconds(begin - origin), microseconds(end - begin));
     text += '\n';
   };
-  for (const Event& event : events_) add(event.name, 0, event.begin, event.end);
-  for (const GpuEvent& event : gpu_events_) add(event.name, 1, event.begin, event.end);
+  for (const Event& event : events_) add(event.name, event.row, event.begin, event.end);
+  for (const GpuEvent& event : gpu_events_) add(event.name, kGpuRow, event.begin, event.end);
   if (!events_.empty() || !gpu_events_.empty()) text.erase(text.size() - 2, 1);  // removes the last comma
   text += fmt::format("], \"displayTimeUnit\": \"ms\", \"otherData\": {{\"complete\": {}}}}}\n", is_complete_);
   write_whole_file(path, text);

@@ -4,7 +4,10 @@
 #include <atomic>
 #include <cmath>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "tests/comm/delayed_transport.h"
+#include "tests/data/support.h"
 #include "tests/step/mesh_training.h"
 
 namespace tessera::mesh_test {
@@ -116,6 +119,8 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"pp4_interleaved", 4, {.pp = 4}, 8, schedule("Interleaved1F1B") + kEightLayers}),
     [](const auto& test) { return test.param.name; });
 
+const Overrides kSixteen = {"--training.global_batch_size=16"};
+
 INSTANTIATE_TEST_SUITE_P(
     Combined, OnMesh,
     ::testing::Values(
@@ -143,14 +148,12 @@ INSTANTIATE_TEST_SUITE_P(
                  16,
                  {.tp = 2, .pp = 2, .ep = 4, .ep_domain = 2},
                  4,
-                 kDirect + kFull +
-                     Overrides{"--parallelism.pipeline_parallel_reduce_gradients=micro_batch",
-                               "--training.global_batch_size=16"}},
+                 kDirect + kFull + kPerMicroBatch + kSixteen},
         MeshCase{"hsdp_pp2_ep2_dualpipev_direct",
                  8,
                  {.dp_replicate = 2, .pp = 2, .ep = 2},
                  4,
-                 schedule("DualPipeV") + kDirect + Overrides{"--training.global_batch_size=16"}},
+                 schedule("DualPipeV") + kDirect + kSixteen},
         MeshCase{"fsdp2_cp2_tp2_ep8_direct_mtp", 8, {.cp = 2, .tp = 2, .ep = 8}, 1, kDirect + kMtp},
         MeshCase{"tp2_ep2_mxfp8_wgrad_high", 2, {.tp = 2, .ep = 2}, 1, kWgradHigh + kWholeBlocks + seed(1)},
         MeshCase{"tp2_mxfp8_output", 2, {.tp = 2}, 1, kWgradHigh + kWholeBlocks + kOutput + seed(1)},
@@ -316,6 +319,90 @@ TEST(Mesh, LateMessagesChangeNothingReducedAsBfloat16) {
   const Trained on_time = train(mesh_case);
   expect_same_bits(train(mesh_case, delayed(1)), on_time);
   expect_same_bits(train(mesh_case, delayed(2)), on_time);
+}
+
+const Overrides kDualPipeV = schedule("DualPipeV");
+const Overrides kOneByOne = {"--parallelism.pipeline_parallel_expert_parallel_overlap=false"};
+const Overrides kAlways = {"--parallelism.fsdp_reshard_after_forward=always"};
+
+class PairedPasses : public ::testing::TestWithParam<MeshCase> {};
+
+// Passes that run in turns change no bit, whenever messages arrive.
+TEST_P(PairedPasses, GiveTheBitsOfPassesOneByOne) {
+  MeshCase mesh_case = GetParam();
+  mesh_case.overrides = kFourSteps + mesh_case.overrides;
+  const Trained in_turns = train(mesh_case), late = train(mesh_case, delayed(1));
+  mesh_case.overrides = mesh_case.overrides + kOneByOne;
+  const Trained one_by_one = train(mesh_case);
+  for (const Trained* trained : {&in_turns, &late}) {
+    expect_same_bits(*trained, one_by_one);
+    EXPECT_EQ(trained->balance_losses, one_by_one.balance_losses);
+    EXPECT_EQ(trained->later_rounds, one_by_one.later_rounds);
+    EXPECT_EQ(trained->validation_losses, one_by_one.validation_losses);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, PairedPasses,
+    ::testing::Values(
+        MeshCase{"pp2_ep2", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV},
+        MeshCase{"pp2_ep2_direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kDirect + kBalance},
+        MeshCase{"pp2_ep2_selective_direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kDirect + kSelective + kDefers},
+        MeshCase{"pp2_ep2_full_mtp", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kFull + kMtp},
+        MeshCase{"pp4_ep2_mtp_direct", 8, {.pp = 4, .ep = 2}, 8, kDualPipeV + kDirect + kEightLayers + kMtp + kSixteen},
+        MeshCase{
+            "pp2_ep4_of_2x2", 8, {.pp = 2, .ep = 4, .ep_domain = 2}, 4, kDualPipeV + kDirect + kSelective + kSixteen},
+        MeshCase{"pp2_ep2_of_fsdp4_rounds_always",
+                 8,
+                 {.pp = 2, .ep = 2},
+                 4,
+                 kDualPipeV + kDirect + kRounds + kAlways + kSixteen},
+        MeshCase{"pp2_ep2_of_fsdp4_rounds_selective",
+                 8,
+                 {.pp = 2, .ep = 2},
+                 4,
+                 kDualPipeV + kRounds + kSelective + kAlways + kSixteen},
+        MeshCase{"pp2_cp2_tp2_ep4", 8, {.cp = 2, .tp = 2, .pp = 2, .ep = 4}, 4, kDualPipeV + kAlways},
+        MeshCase{"pp2_ep2_mxfp8_not_kept", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kWgradHigh + kNotKept + kMtp}),
+    [](const auto& test) { return test.param.name; });
+
+/// Counts the spans of one row of a trace that lie within calls of the dispatcher of another row.
+int num_within_calls(const nlohmann::json& events, int row_of_calls, int row) {
+  int count = 0;
+  const auto begin_of = [](const nlohmann::json& event) { return event["ts"].get<double>(); };
+  const auto end_of = [&](const nlohmann::json& event) { return begin_of(event) + event["dur"].get<double>(); };
+  for (const auto& call : events) {
+    if (call["tid"] != row_of_calls || !call["name"].get<std::string>().starts_with("ep.")) continue;
+    for (const auto& event : events) {
+      count += event["tid"] == row && begin_of(call) < begin_of(event) && end_of(event) < end_of(call);
+    }
+  }
+  return count;
+}
+
+TEST(PairedPasses, EachComputesDuringTheOthersCalls) {
+  for (const Overrides& backend : {Overrides{}, kDirect}) {
+    for (const bool overlaps : {true, false}) {
+      const MeshCase mesh_case{
+          "", 4, {.pp = 2, .ep = 2}, 4, kEightLayers + kDualPipeV + backend + (overlaps ? Overrides{} : kOneByOne)};
+      const data::TemporaryFolder scratch;
+      on_mesh(mesh_case, kMeshModel, [&](ProcessGroup* world, TrainingStep& step, std::vector<Batch>& batches) {
+        TraceRecorder trace;
+        trace.start();
+        step.set_trace(&trace);
+        for (Batch& batch : batches) {
+          const std::vector<std::int32_t> tokens = sequence(1, 0, batch.num_seqs() * 17, 40);
+          batch.fill(tokens);
+        }
+        step.run(1, batches);
+        const auto path = scratch / fmt::format("{}.json", world->rank());
+        trace.write(path);
+        const nlohmann::json events = parse_json(read_text_file(path), path.string())["traceEvents"];
+        EXPECT_EQ(num_within_calls(events, 0, 1) > 0, overlaps);
+        EXPECT_EQ(num_within_calls(events, 1, 0) > 0, overlaps);
+      });
+    }
+  }
 }
 
 // Neither the backend, nor recomputation, nor the arrival times of messages change a bit.

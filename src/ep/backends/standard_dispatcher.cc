@@ -103,6 +103,7 @@ void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_tD,
     gather_row_bytes(op, tokens.parts()[i], routing.slot_of_sent_tK, options().top_k, part);
     if (!op.measuring()) work[i] = to_experts(part, received.parts()[i], saved, operation);
   }
+  give_way(saved);
   for (Work& part : work) part.wait();
   deliver_rows(op, received, options().dtype, routing.source_of_row_R, saved.num_rows_1(), x_RD);
 }
@@ -144,7 +145,9 @@ void StandardDispatcher::return_rows(const Context& op, const Tensor& x_RD, cons
   if (!op.measuring()) {
     const Tensor rows = received_rows(saved);
     gather_row_bytes(op, x_RD, rows, 1, returned.rows(0, rows.dim(0)));
-    from_experts(returned, back, saved, operation).wait();
+    Work work = from_experts(returned, back, saved, operation);
+    give_way(saved);
+    work.wait();
   }
   combine_rows_by_rank(op, back, routing.sent_of_slot_tK, weights_tK, saved.routing.expert_ids_tK, num_local_experts(),
                        y_tD, write);

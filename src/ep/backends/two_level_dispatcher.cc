@@ -140,6 +140,7 @@ GemmOperand TwoLevelDispatcher::exchange_tokens(const Context& op, const GemmOpe
     if (!tokens.parts()[i].defined()) continue;
     work[i] = to_domains(op, tokens.parts()[i], received.parts()[i], saved, operation);
   }
+  give_way(saved);
   for (Work& part : work) part.wait();
   GemmOperand result;
   result.plain = received.plain;
@@ -179,7 +180,9 @@ void TwoLevelDispatcher::return_sums(const Context& op, const Tensor& x, const D
   // The last row stands for domains to which a token was not sent.
   const Tensor back = op.arena->allocate({num_tokens + 1, options().dim}, options().dtype);
   if (!op.measuring()) {
-    from_domains(x, back, saved, operation).wait();
+    Work work = from_domains(x, back, saved, operation);
+    give_way(saved);
+    work.wait();
     set_zero(op, back.rows(num_tokens, num_tokens + 1));
   }
   combine_rows(op, back, two_level_routing(saved).sent_of_token_tN, {}, y_tD, write);
@@ -209,11 +212,11 @@ void TwoLevelDispatcher::do_dispatch_backward(const Context& op, const Tensor& d
   return_sums(op, sums, saved, d_y_tD, write, "dispatch backward");
 }
 
-Tensor TwoLevelDispatcher::rows_in_window(const Context& op, const DispatchSaved& saved) const {
+Tensor TwoLevelDispatcher::do_rows_in_window(const Context& op, const DispatchSaved& saved) const {
   return within_->rows_in_window(op, *two_level_routing(saved).within);
 }
 
-Tensor TwoLevelDispatcher::gradients_in_window(const Context& op, const DispatchSaved& saved) const {
+Tensor TwoLevelDispatcher::do_gradients_in_window(const Context& op, const DispatchSaved& saved) const {
   return within_->gradients_in_window(op, *two_level_routing(saved).within);
 }
 

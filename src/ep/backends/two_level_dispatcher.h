@@ -30,8 +30,6 @@ class TwoLevelDispatcher : public Dispatcher {
   int num_sms() const override { return within_->num_sms(); }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
   void check() override { within_->check(); }
-  Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const override;
-  Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
 
  private:
   void allocate_rows(const Context& op, DispatchSaved& saved) const override;
@@ -47,6 +45,8 @@ class TwoLevelDispatcher : public Dispatcher {
   void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
                             const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                             const Tensor& d_weights_tK) override;
+  Tensor do_rows_in_window(const Context& op, const DispatchSaved& saved) const override;
+  Tensor do_gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
 
   int num_domains() const { return groups_.across.size(); }
   /// Returns t', the number of tokens that a rank has in the dispatch within the domain.

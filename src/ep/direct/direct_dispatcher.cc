@@ -56,6 +56,7 @@ void DirectDispatcher::run(Call call, const DispatchSaved& saved, Store&& store,
         signal(step.flag, entry.epoch);
         break;
       case Step::Action::kAwait:
+        if (step.flag == Flag::kStored) give_way(saved);
         await(call, step.flag, entry.epoch, saved);
         break;
       case Step::Action::kRead:

@@ -120,11 +120,11 @@ Tensor WindowDispatcher::in_window(const Context& op, Buffer buffer, const Dispa
   return Tensor(nullptr, rows.shape(), rows.dtype(), Device::kMeta);
 }
 
-Tensor WindowDispatcher::rows_in_window(const Context& op, const DispatchSaved& saved) const {
+Tensor WindowDispatcher::do_rows_in_window(const Context& op, const DispatchSaved& saved) const {
   return in_window(op, Buffer::kRows, saved);
 }
 
-Tensor WindowDispatcher::gradients_in_window(const Context& op, const DispatchSaved& saved) const {
+Tensor WindowDispatcher::do_gradients_in_window(const Context& op, const DispatchSaved& saved) const {
   return in_window(op, Buffer::kGradients, saved);
 }
 

@@ -88,8 +88,6 @@ class WindowDispatcher : public Dispatcher {
  public:
   std::size_t window_bytes() const override { return window_.num_bytes(); }
   void allocate() override { window_.allocate(group_); }
-  Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const override;
-  Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
 
  protected:
   WindowDispatcher(const DispatchOptions& options, ProcessGroup& group);
@@ -104,6 +102,8 @@ class WindowDispatcher : public Dispatcher {
   std::int64_t max_ranks_of_token_;  // J
 
  private:
+  Tensor do_rows_in_window(const Context& op, const DispatchSaved& saved) const override;
+  Tensor do_gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
   Tensor in_window(const Context& op, Buffer buffer, const DispatchSaved& saved) const;
 };
 
