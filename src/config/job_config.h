@@ -88,6 +88,7 @@ struct JobConfig {
     std::int64_t context_parallel_degree = 1;
     std::int64_t expert_parallel_degree = 1;
     std::int64_t expert_tensor_parallel_degree = 1;
+    bool expert_parallel_overlap = false;
     DispatchBackend expert_parallel_comm_backend = DispatchBackend::kStandard;
     PayloadPrecision expert_parallel_a2a_dispatch_fwd_precision = PayloadPrecision::kDefault;
     PayloadPrecision expert_parallel_a2a_combine_bwd_precision = PayloadPrecision::kDefault;
@@ -186,6 +187,11 @@ struct JobConfig {
   std::vector<StageModules> pipeline_stages(const MeshDegrees& degrees) const;
   /// Returns the schedule of the stages, which it has checked.
   PipelineSchedule pipeline_schedule(const MeshDegrees& degrees) const;
+  /// Returns whether a forward and the backward of the micro-batch before run in turns, without a pipeline
+  /// (parallelism.expert_parallel_overlap).
+  bool overlaps_micro_batches(const MeshDegrees& degrees) const {
+    return parallelism.expert_parallel_overlap && degrees.pp == 1 && degrees.ep > 1;
+  }
   /// Returns what model.converters asks for.
   Recipes recipes() const;
 

@@ -203,6 +203,10 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
           "model.args.num_mtp_modules is {}: multi-token prediction needs embedding and output projection on one rank; "
           "parallelism.pipeline_parallel_schedule is {}, expected ZBVZeroBubble or DualPipeV",
           m.num_mtp_modules, name_of(schedule.kind));
+  require(m.num_mtp_modules == 0 || !overlaps_micro_batches(degrees),
+          "parallelism.expert_parallel_overlap is true, but model.args.num_mtp_modules is {}: a module computes "
+          "gradients in its forward, too; expected no modules, or a pipeline with DualPipeV",
+          m.num_mtp_modules);
   const bool splits_backward =
       schedule.kind == PipelineScheduleKind::kZBV || schedule.kind == PipelineScheduleKind::kDualPipeV;
   require(parallelism.pipeline_parallel_reduce_gradients == "step" || !splits_backward,

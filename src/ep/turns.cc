@@ -92,6 +92,7 @@ void Turns::enter() {
     let_other_run();
     own().state = State::kReady;
   }
+  if (error_) throw OtherFailed();
   TESSERA_CHECK(!own().is_in_call && !other().is_in_call);
   own().is_in_call = true;
 }

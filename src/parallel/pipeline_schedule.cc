@@ -349,6 +349,16 @@ PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks
   return schedule;
 }
 
+PipelineSchedule make_overlapped_schedule(int num_micro_batches) {
+  PipelineSchedule schedule = make_pipeline_schedule(PipelineScheduleKind::k1F1B, 1, 1, num_micro_batches);
+  RankActions rank(schedule, 0);
+  rank.forward(0);
+  while (rank.num_forwards(0) < num_micro_batches) rank.overlapped(0, 0);
+  rank.backward(0);
+  schedule.actions = {rank.take()};
+  return schedule;
+}
+
 bool pairs_passes(const PipelineSchedule& schedule, int rank) {
   return std::ranges::any_of(schedule.actions[static_cast<std::size_t>(rank)],
                              [](const PipelineAction& action) { return action.overlapped.has_value(); });

@@ -108,6 +108,10 @@ inline bool frees_activations(const PipelinePass& pass) {
   return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
 }
 
+/// Returns the schedule of one rank with one stage in which each forward overlaps with the backward of the micro-batch
+/// before. The rank then holds two micro-batches at once. num_micro_batches >= 1.
+PipelineSchedule make_overlapped_schedule(int num_micro_batches);
+
 /// Returns whether the schedule has passes of this rank overlap.
 bool pairs_passes(const PipelineSchedule& schedule, int rank);
 

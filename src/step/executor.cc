@@ -99,7 +99,7 @@ void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
   const ArenaScope scope(*op.arena);
   StageSaved saved = make_saved(stage);
-  if (is_pipeline()) saved.arena = &arena;
+  if (has_slots()) saved.arena = &arena;
   if (saved.deferred) saved.deferred->set_arena(&deferred);
   saved.x_tD = saved.out_tD = saved.d_tD = boundary_tD;
   name_pass(op, stage.stage, PipelinePass::Kind::kForward);
@@ -160,7 +160,7 @@ void Executor::allocate() {
     for (std::size_t i = 0; i < stage.num_slots; ++i) {
       auto slot = std::make_unique<Slot>();
       slot->saved = make_saved(stage);
-      if (is_pipeline()) {
+      if (has_slots()) {
         slot->arena = Arena(stage.slot_bytes, model_.options().device);
         slot->saved.arena = &slot->arena;
       }
@@ -310,7 +310,8 @@ void Executor::execute_pair(const Context& op, const PipelineAction& action, std
   const auto run = [&](const Context& own_op, const PipelinePass& pass) {
     execute(own_op, pass, micro_batches[static_cast<std::size_t>(pass.micro_batch)], scale, clock, nullptr);
   };
-  const auto set_row = [&](int row) {
+  using Row = TraceRecorder::Row;
+  const auto set_row = [&](Row row) {
     if (op.trace != nullptr) op.trace->set_row(row);
   };
   Context forward_op = op;
@@ -318,16 +319,16 @@ void Executor::execute_pair(const Context& op, const PipelineAction& action, std
   model_.turns().run(
       [&] { run(forward_op, action.pass); },
       [&] {
-        set_row(1);
+        set_row(Row::kSecondPass);
         run(op, *action.overlapped);
       },
       {.pause = [&](int pass) { clock.end(pass == 0 ? &PhaseSeconds::forward : &PhaseSeconds::backward); },
        .resume =
            [&](int pass) {
-             set_row(pass);
+             set_row(pass == 0 ? Row::kHost : Row::kSecondPass);
              clock.begin();
            }});
-  set_row(0);
+  set_row(Row::kHost);
 }
 
 void Executor::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
@@ -353,7 +354,7 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
     }
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
       execute(op, pass, batch_of(pass.micro_batch), scale, clock, is_probed(pass) ? probe : nullptr);
-      if (!is_pipeline() && frees_activations(pass)) op.arena->release_to(empty);
+      if (!has_slots() && frees_activations(pass)) op.arena->release_to(empty);
     });
   }
   for (LocalStage& stage : stages_) {

@@ -3,7 +3,7 @@
 // the next stage's rank, and gradients to the rank of the stage before, while this rank goes on.
 //
 // A stage's forward keeps tensors of a micro-batch in a slot, which has an arena for them. A stage has as many slots as
-// it holds micro-batches at once. Without a pipeline there is one slot, and its tensors lie in the step's arena.
+// it holds micro-batches at once. If that is one, without a pipeline, its tensors lie in the step's arena.
 // Backwards that defer weight gradients keep more tensors, in further arenas. A rank has as many of these as it defers
 // backwards at once. What crosses to or from another rank has buffers of its own (parallel/pipeline_messages.h): inputs
 // until the end of their backward, outputs until they have arrived, and their gradients.
@@ -50,7 +50,7 @@ class Executor {
  private:
   /// Holds the memory of a micro-batch in a stage. It serves another micro-batch only after what it sends has arrived.
   struct Slot {
-    Arena arena;  // unused without a pipeline
+    Arena arena;  // unused without has_slots()
     StageSaved saved;
     Arena* deferred = nullptr;  // of deferred_, from the backward to the weight gradients
     int micro_batch = -1;       // -1: free
@@ -75,6 +75,8 @@ class Executor {
   };
 
   bool is_pipeline() const { return schedule_.num_stages() > 1; }
+  /// Returns whether slots have memory of their own.
+  bool has_slots() const { return is_pipeline() || pairs_passes(schedule_, mesh_.pp.rank()); }
   int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; }
   bool is_local(int stage) const { return rank_of(stage) == mesh_.pp.rank(); }
   LocalStage& local(int stage);
@@ -96,8 +98,8 @@ class Executor {
   StageSaved make_saved(const LocalStage& stage) const;
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
-  /// Runs all passes of a micro-batch in one stage. What its forward keeps goes to `arena`, or to op's arena without a
-  /// pipeline. What it needs for deferred weight gradients goes to `deferred`. Both must be empty. boundary_tD is
+  /// Runs all passes of a micro-batch in one stage. What its forward keeps goes to `arena`, or to op's arena without
+  /// has_slots(). What it needs for deferred weight gradients goes to `deferred`. Both must be empty. boundary_tD is
   /// the input, the output and its gradient.
   void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena,
                  Arena& deferred, const Tensor& boundary_tD);

@@ -24,8 +24,10 @@ class TraceRecorder {
   void stop() { recording_ = false; }
   bool recording() const { return recording_; }
 
-  /// Sets the row of the picture for the host's events that end from now on. Passes that run in turns have a row each.
-  void set_row(int row) { row_ = row; }
+  /// The rows of the picture. Of two passes that run in turns, the second has a row of its own.
+  enum class Row { kHost, kGpu, kSecondPass };
+  /// Sets the row of the host's events that end from now on.
+  void set_row(Row row) { row_ = row; }
   /// Records an event of the host. `name` must be a literal, because only its address is stored.
   void record(const char* name, Clock::time_point begin, Clock::time_point end) {
     if (events_.size() < events_.capacity()) {
@@ -47,7 +49,7 @@ class TraceRecorder {
   struct Event {
     const char* name;
     Clock::time_point begin, end;
-    int row;
+    Row row;
   };
   struct GpuEvent {
     std::string name;
@@ -56,7 +58,7 @@ class TraceRecorder {
   std::vector<Event> events_;
   std::vector<GpuEvent> gpu_events_;
   bool recording_ = false, is_complete_ = true;
-  int row_ = 0;
+  Row row_ = Row::kHost;
 };
 
 /// Records the time from its construction to its destruction. It does nothing if `recorder` is null or not recording.

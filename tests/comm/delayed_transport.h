@@ -15,15 +15,15 @@ namespace tessera::comm_test {
 
 class DelayedTransport : public ForwardingTransport {
  public:
-  DelayedTransport(std::unique_ptr<Transport> transport, std::uint64_t seed)
+  DelayedTransport(std::unique_ptr<Transport> transport, std::uint64_t seed, double longest_in_ms = 2.0)
       : ForwardingTransport(std::move(transport)),
         seed_(seed),
+        longest_in_ms_(longest_in_ms),
         random_(seed * 1000 + static_cast<std::uint64_t>(rank()), stream_of("test.delay")) {}
 
   std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
     const std::lock_guard lock(mutex_);  // operations may start while others progress in the background
-    constexpr double kLongestInMs = 2.0;
-    const double ms = kLongestInMs * (random_.words(num_sends_++)[0] * 0x1p-32);
+    const double ms = longest_in_ms_ * (random_.words(num_sends_++)[0] * 0x1p-32);
     auto request = std::make_unique<DelayedSend>();
     request->transport = &transport();
     request->data = data;
@@ -42,7 +42,7 @@ class DelayedTransport : public ForwardingTransport {
   }
 
   std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
-    return std::make_unique<DelayedTransport>(transport().split(color, order, axis), seed_ + 1);
+    return std::make_unique<DelayedTransport>(transport().split(color, order, axis), seed_ + 1, longest_in_ms_);
   }
 
  private:
@@ -69,6 +69,7 @@ class DelayedTransport : public ForwardingTransport {
 
   std::mutex mutex_;
   std::uint64_t seed_;
+  double longest_in_ms_;
   Philox random_;
   std::uint64_t num_sends_ = 0;
   std::map<std::pair<int, int>, Clock::time_point> last_;

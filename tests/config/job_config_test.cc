@@ -132,6 +132,11 @@ TEST(JobConfig, MeshesThatCannotCut) {
               AllOf(HasSubstr("ZBVZeroBubble"), HasSubstr("expected step")));
   EXPECT_THAT(pipeline_error({"--model.args.num_mtp_modules=1"}),
               AllOf(HasSubstr("num_mtp_modules is 1"), HasSubstr("ZBVZeroBubble")));
+  const std::vector<std::string> overlap = {"--parallelism.expert_parallel_overlap", "--model.args.num_mtp_modules=1",
+                                            "--parallelism.expert_parallel_degree=2"};
+  EXPECT_THAT(error(overlap, 2), AllOf(HasSubstr("expert_parallel_overlap is true"), HasSubstr("num_mtp_modules is 1"),
+                                       HasSubstr("DualPipeV")));
+  EXPECT_EQ(error({overlap[0], overlap[1]}, 2), "no error") << "without expert parallelism it has no effect";
   EXPECT_EQ(error({"--parallelism.context_parallel_degree=2", "--parallelism.tensor_parallel_degree=4"}, 8),
             "no error");
 }

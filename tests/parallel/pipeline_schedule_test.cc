@@ -340,6 +340,22 @@ TEST(PipelineSchedule, DualPipeVOverlapsInItsSteadyStateAndSplitsAroundIt) {
 }
 
 // A limit of deferred weight gradients makes the bubble larger, but keeps most of the gain over 1F1B.
+TEST(PipelineSchedule, AForwardMayOverlapTheBackwardBefore) {
+  const PipelineSchedule one = make_overlapped_schedule(1), three = make_overlapped_schedule(3);
+  const auto pass = [](Pass kind, int micro_batch) { return PipelinePass{kind, 0, micro_batch}; };
+  EXPECT_THAT(one.actions, ElementsAre(ElementsAre(PipelineAction{pass(Pass::kForward, 0)},
+                                                   PipelineAction{pass(Pass::kBackward, 0)})));
+  EXPECT_THAT(three.actions, ElementsAre(ElementsAre(PipelineAction{pass(Pass::kForward, 0)},
+                                                     PipelineAction{pass(Pass::kForward, 1), pass(Pass::kBackward, 0)},
+                                                     PipelineAction{pass(Pass::kForward, 2), pass(Pass::kBackward, 1)},
+                                                     PipelineAction{pass(Pass::kBackward, 2)})));
+  check(one, 1);
+  check(three, 2);
+  EXPECT_THAT(most_held(three), ElementsAre(2));
+  EXPECT_FALSE(pairs_passes(one, 0));
+  EXPECT_TRUE(pairs_passes(three, 0));
+}
+
 TEST(PipelineSchedule, ALimitOfDeferredWeightGradientsHolds) {
   for (const PipelineScheduleKind kind : {PipelineScheduleKind::kZBV, PipelineScheduleKind::kDualPipeV}) {
     for (const int num_ranks : {2, 4, 8, 16}) {

@@ -76,6 +76,17 @@ TEST_F(MemoryAdvice, GradientsSentInBfloat16TakeNoMemory) {
   }
 }
 
+TEST(PlannedRun, GpusRunNoPassesInTurns) {
+  const PlannedRun run{parse_job_config(kSmallModel, {"--parallelism.expert_parallel_overlap"}), Device::kCuda,
+                       resolve({.ep = 2}, 2)};
+  try {
+    memory_plan(run, 0, Recompute::kNone, 2);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("expert_parallel_overlap is true, which GPUs cannot do yet"));
+  }
+}
+
 /// Compares the plans of ranks on a mesh that exists with the plans for the same mesh before it exists.
 class PlannedMesh : public ::testing::TestWithParam<MeshCase> {
  protected:
@@ -120,6 +131,8 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"cp2", 2, {.cp = 2}, 1, kNever}, MeshCase{"ep2_of_fsdp4", 4, {.ep = 2}},
                       MeshCase{"ep4_direct_mxfp8", 4, {.ep = 4}, 1, kDirect + kMxfp8}, MeshCase{"pp4", 4, {.pp = 4}},
                       MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect},
+                      MeshCase{"ep2_overlap", 2, {.ep = 2}, 1, Overrides{"--parallelism.expert_parallel_overlap"}},
+                      MeshCase{"pp2_ep2_dualpipev", 4, {.pp = 2, .ep = 2}, 1, schedule("DualPipeV")},
                       MeshCase{"ep8_of_4x2_direct_mxfp8",
                                8,
                                {.ep = 8, .ep_domain = 2},

@@ -322,7 +322,9 @@ TEST(Mesh, LateMessagesChangeNothingReducedAsBfloat16) {
 }
 
 const Overrides kDualPipeV = schedule("DualPipeV");
-const Overrides kOneByOne = {"--parallelism.pipeline_parallel_expert_parallel_overlap=false"};
+const Overrides kOverlap = {"--parallelism.expert_parallel_overlap=true"};
+const Overrides kOneByOne = {"--parallelism.pipeline_parallel_expert_parallel_overlap=false",
+                             "--parallelism.expert_parallel_overlap=false"};
 const Overrides kAlways = {"--parallelism.fsdp_reshard_after_forward=always"};
 
 class PairedPasses : public ::testing::TestWithParam<MeshCase> {};
@@ -348,6 +350,14 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"pp2_ep2", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV},
         MeshCase{"pp2_ep2_direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kDirect + kBalance},
         MeshCase{"pp2_ep2_selective_direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kDirect + kSelective + kDefers},
+        // The last stage is short: its backward ends before the first stage's forward, but sends after it.
+        MeshCase{"pp2_ep2_short_last_stage",
+                 4,
+                 {.pp = 2, .ep = 2},
+                 4,
+                 kDualPipeV + kEightLayers +
+                     Overrides{"--parallelism.module_fqns_per_model_part=tok_embeddings,layers.0,layers.1,layers.2,"
+                               "layers.3,layers.4;layers.5;layers.6;layers.7,norm,output"}},
         MeshCase{"pp2_ep2_full_mtp", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kFull + kMtp},
         MeshCase{"pp4_ep2_mtp_direct", 8, {.pp = 4, .ep = 2}, 8, kDualPipeV + kDirect + kEightLayers + kMtp + kSixteen},
         MeshCase{
@@ -362,44 +372,56 @@ INSTANTIATE_TEST_SUITE_P(
                  {.pp = 2, .ep = 2},
                  4,
                  kDualPipeV + kRounds + kSelective + kAlways + kSixteen},
+        MeshCase{"ep2_four_micro_batches", 2, {.ep = 2}, 4, kOverlap},
+        MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kOverlap + kDirect + kBalance},
+        MeshCase{"ep2_of_fsdp4_rounds_selective", 4, {.ep = 2}, 4, kOverlap + kRounds + kSelective + kSixteen},
+        MeshCase{
+            "ep2_of_fsdp4_vocabulary_never_direct", 4, {.ep = 2}, 2, kOverlap + kDirect + kNever + kLargeVocabulary},
+        MeshCase{"hsdp_ep4_of_2x2_full",
+                 8,
+                 {.dp_replicate = 2, .ep = 4, .ep_domain = 2},
+                 2,
+                 kOverlap + kDirect + kFull + kSixteen},
+        MeshCase{"cp2_tp2_ep4", 4, {.cp = 2, .tp = 2, .ep = 4}, 4, kOverlap},
+        MeshCase{"ep2_mxfp8_not_kept", 2, {.ep = 2}, 4, kOverlap + kWgradHigh + kNotKept},
         MeshCase{"pp2_cp2_tp2_ep4", 8, {.cp = 2, .tp = 2, .pp = 2, .ep = 4}, 4, kDualPipeV + kAlways},
         MeshCase{"pp2_ep2_mxfp8_not_kept", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kWgradHigh + kNotKept + kMtp}),
     [](const auto& test) { return test.param.name; });
 
 /// Counts the spans of one row of a trace that lie within calls of the dispatcher of another row.
-int num_within_calls(const nlohmann::json& events, int row_of_calls, int row) {
+int num_within_calls(const nlohmann::json& events, TraceRecorder::Row row_of_calls, TraceRecorder::Row row) {
   int count = 0;
   const auto begin_of = [](const nlohmann::json& event) { return event["ts"].get<double>(); };
   const auto end_of = [&](const nlohmann::json& event) { return begin_of(event) + event["dur"].get<double>(); };
   for (const auto& call : events) {
-    if (call["tid"] != row_of_calls || !call["name"].get<std::string>().starts_with("ep.")) continue;
+    if (call["tid"] != static_cast<int>(row_of_calls) || !call["name"].get<std::string>().starts_with("ep.")) continue;
     for (const auto& event : events) {
-      count += event["tid"] == row && begin_of(call) < begin_of(event) && end_of(event) < end_of(call);
+      count +=
+          event["tid"] == static_cast<int>(row) && begin_of(call) < begin_of(event) && end_of(event) < end_of(call);
     }
   }
   return count;
 }
 
 TEST(PairedPasses, EachComputesDuringTheOthersCalls) {
-  for (const Overrides& backend : {Overrides{}, kDirect}) {
+  using Row = TraceRecorder::Row;
+  for (MeshCase mesh_case : {MeshCase{"standard", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV},
+                             {"direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kDirect},
+                             {"no_pipeline", 2, {.ep = 2}, 4, kOverlap}}) {
     for (const bool overlaps : {true, false}) {
-      const MeshCase mesh_case{
-          "", 4, {.pp = 2, .ep = 2}, 4, kEightLayers + kDualPipeV + backend + (overlaps ? Overrides{} : kOneByOne)};
+      mesh_case.overrides = mesh_case.overrides + kEightLayers + (overlaps ? Overrides{} : kOneByOne);
       const data::TemporaryFolder scratch;
       on_mesh(mesh_case, kMeshModel, [&](ProcessGroup* world, TrainingStep& step, std::vector<Batch>& batches) {
         TraceRecorder trace;
         trace.start();
         step.set_trace(&trace);
-        for (Batch& batch : batches) {
-          const std::vector<std::int32_t> tokens = sequence(1, 0, batch.num_seqs() * 17, 40);
-          batch.fill(tokens);
-        }
+        for (Batch& batch : batches) batch.fill(sequence(1, 0, batch.num_seqs() * 17, 40));
         step.run(1, batches);
         const auto path = scratch / fmt::format("{}.json", world->rank());
         trace.write(path);
         const nlohmann::json events = parse_json(read_text_file(path), path.string())["traceEvents"];
-        EXPECT_EQ(num_within_calls(events, 0, 1) > 0, overlaps);
-        EXPECT_EQ(num_within_calls(events, 1, 0) > 0, overlaps);
+        EXPECT_EQ(num_within_calls(events, Row::kHost, Row::kSecondPass) > 0, overlaps) << mesh_case.name;
+        EXPECT_EQ(num_within_calls(events, Row::kSecondPass, Row::kHost) > 0, overlaps) << mesh_case.name;
       });
     }
   }

@@ -115,15 +115,14 @@ void StandardDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD,
     const ArenaScope scope(*op.arena);
     plan(op, saved);
   }
-  {
-    const ArenaScope scope(*op.arena);
-    const Tensor sent = op.arena->allocate(routing.slot_of_sent_tK.shape(), DType::kFloat32);
-    const Tensor received = op.arena->allocate({saved.num_rows()}, DType::kFloat32);
-    gather_numbers(op, saved.routing.weights_tK, routing.slot_of_sent_tK, sent);
-    if (!op.measuring()) to_experts(sent, received, saved, "weights").wait();
-    gather_numbers(op, received, routing.source_of_row_R, saved.weights_R);
-  }
+  const Tensor sent = op.arena->allocate(routing.slot_of_sent_tK.shape(), DType::kFloat32);
+  const Tensor received = op.arena->allocate({saved.num_rows()}, DType::kFloat32);
+  gather_numbers(op, saved.routing.weights_tK, routing.slot_of_sent_tK, sent);
+  Work weights;
+  if (!op.measuring()) weights = to_experts(sent, received, saved, "weights");
   send_tokens(op, y_tD, options().dispatch_forward, saved, x_RD, "dispatch");
+  weights.wait();
+  gather_numbers(op, received, routing.source_of_row_R, saved.weights_R);
 }
 
 void StandardDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
@@ -162,18 +161,17 @@ void StandardDispatcher::do_dispatch_backward(const Context& op, const Tensor& d
                                               const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                                               const Tensor& d_weights_tK) {
   const auto& routing = saved.backend_as<StandardRouting>();
-  {
-    const ArenaScope scope(*op.arena);
-    const Tensor returned = op.arena->allocate({saved.num_rows()}, DType::kFloat32);
-    const Tensor back = op.arena->allocate(routing.slot_of_sent_tK.shape(), DType::kFloat32);
-    if (!op.measuring()) {
-      const Tensor rows = received_rows(saved);
-      gather_numbers(op, d_weights_R, rows, returned.rows(0, rows.dim(0)));
-      from_experts(returned, back, saved, "weights' gradients").wait();
-    }
-    gather_numbers(op, back, routing.sent_of_slot_tK, d_weights_tK);
+  const Tensor returned = op.arena->allocate({saved.num_rows()}, DType::kFloat32);
+  const Tensor back = op.arena->allocate(routing.slot_of_sent_tK.shape(), DType::kFloat32);
+  Work d_weights;
+  if (!op.measuring()) {
+    const Tensor rows = received_rows(saved);
+    gather_numbers(op, d_weights_R, rows, returned.rows(0, rows.dim(0)));
+    d_weights = from_experts(returned, back, saved, "weights' gradients");
   }
   return_rows(op, d_x_RD, Tensor(), saved, d_y_tD, write, "dispatch backward");
+  d_weights.wait();
+  gather_numbers(op, back, routing.sent_of_slot_tK, d_weights_tK);
 }
 
 }  // namespace tessera::ep

@@ -72,7 +72,7 @@ void TwoLevelDispatcher::allocate_backend(const Context& op, DispatchSaved& save
   routing.counts = std::make_shared<TwoLevelRouting::Counts>();
 }
 
-void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
+TwoLevelDispatcher::SentIds TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const TwoLevelRouting& routing = two_level_routing(saved);
   const TokenRouting &chosen = saved.routing, &within = routing.within->routing;
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
@@ -97,8 +97,8 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   sort_by_expert(op, domain_tN, num_sent_N, 1, sent_offsets_N1, routing.entry_of_sent_Nt, routing.sent_of_token_tN);
   place_choices(op, round_ids_tK, in_domain, routing.sent_of_token_tN, routing.number_of_slot_tK);
   if (!op.measuring()) read_counts(op, saved);
-  to_domains(op, round_ids_tK, within.expert_ids_tK, saved, "expert ids").wait();
-  localize_experts(op, groups_.across.rank() * in_domain, num_received_N, within.expert_ids_tK, within.counts_E);
+  return {.work = to_domains(op, round_ids_tK, within.expert_ids_tK, saved, "expert ids"),
+          .num_received_N = num_received_N};
 }
 
 void TwoLevelDispatcher::read_counts(const Context& op, const DispatchSaved& saved) {
@@ -151,15 +151,14 @@ GemmOperand TwoLevelDispatcher::exchange_tokens(const Context& op, const GemmOpe
 void TwoLevelDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                      const GemmOperand& x_RD) {
   const DispatchSaved& within = *two_level_routing(saved).within;
-  {
-    const ArenaScope scope(*op.arena);
-    plan(op, saved);
-  }
-  {
-    const ArenaScope scope(*op.arena);
-    to_domains(op, saved.routing.weights_tK, within.routing.weights_tK, saved, "weights").wait();
-  }
-  within_->dispatch(op, exchange_tokens(op, y_tD, options().dispatch_forward, saved, "dispatch"), within, x_RD);
+  SentIds ids = plan(op, saved);
+  Work weights = to_domains(op, saved.routing.weights_tK, within.routing.weights_tK, saved, "weights");
+  const GemmOperand tokens = exchange_tokens(op, y_tD, options().dispatch_forward, saved, "dispatch");
+  ids.work.wait();
+  weights.wait();
+  localize_experts(op, groups_.across.rank() * options().num_experts / num_domains(), ids.num_received_N,
+                   within.routing.expert_ids_tK, within.routing.counts_E);
+  within_->dispatch(op, tokens, within, x_RD);
 }
 
 void TwoLevelDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
@@ -203,13 +202,12 @@ void TwoLevelDispatcher::do_dispatch_backward(const Context& op, const Tensor& d
   const Tensor sums = op.arena->allocate({num_tokens, options().dim}, options().dtype);
   const Tensor d_weights = op.arena->allocate({num_tokens, options().top_k}, DType::kFloat32);
   within_->dispatch_backward(op, d_x_RD, d_weights_R, *routing.within, sums, Write::kAssign, d_weights);
-  {
-    const ArenaScope scope(*op.arena);
-    const Tensor back = op.arena->allocate(d_weights.shape(), DType::kFloat32);
-    if (!op.measuring()) from_domains(d_weights, back, saved, "weights' gradients").wait();
-    gather_numbers(op, back, routing.number_of_slot_tK, d_weights_tK);
-  }
+  const Tensor back = op.arena->allocate(d_weights.shape(), DType::kFloat32);
+  Work numbers;
+  if (!op.measuring()) numbers = from_domains(d_weights, back, saved, "weights' gradients");
   return_sums(op, sums, saved, d_y_tD, write, "dispatch backward");
+  numbers.wait();
+  gather_numbers(op, back, routing.number_of_slot_tK, d_weights_tK);
 }
 
 Tensor TwoLevelDispatcher::do_rows_in_window(const Context& op, const DispatchSaved& saved) const {

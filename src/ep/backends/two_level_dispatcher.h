@@ -51,8 +51,13 @@ class TwoLevelDispatcher : public Dispatcher {
   int num_domains() const { return groups_.across.size(); }
   /// Returns t', the number of tokens that a rank has in the dispatch within the domain.
   std::int64_t num_tokens_within(const DispatchSaved& saved) const { return num_domains() * saved.num_tokens(); }
-  /// Computes what `saved` holds, except the weights.
-  void plan(const Context& op, const DispatchSaved& saved);
+  /// Holds expert ids that are on their way, and how many tokens each domain sends.
+  struct SentIds {
+    Work work;
+    Tensor num_received_N;
+  };
+  /// Computes what `saved` holds, except the weights, and sends the tokens' expert ids to their domains.
+  SentIds plan(const Context& op, const DispatchSaved& saved);
   /// Waits for the numbers of tokens and of rounds, and assigns them.
   void read_counts(const Context& op, const DispatchSaved& saved);
   /// Sends this rank's tokens to the domains of their experts. Returns the tokens [t', D] that other ranks have sent
