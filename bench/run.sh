@@ -30,6 +30,7 @@ for forecast in gpu published; do  # these need a build with CUDA, and no GPU
   "$venv/bin/python" "bench/forecast_$forecast.py" --tessera "$build/src/app/tessera" || status=1
 done
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
+"$build/bench/bench_turns"
 "$build/src/app/tessera" bench world --ranks 64,256,1024 || status=1
 "$venv/bin/python" bench/many_processes.py --tessera "$build/src/app/tessera" --ranks 256 || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1

@@ -1,8 +1,8 @@
-// Measures what running two passes in turns hides (ep/turns.h): a step of a pipeline of two stages whose experts lie on
-// two ranks, as DualPipeV's pairs one by one and in turns.
+// Measures what running two passes in turns hides (ep/turns.h), against passes one by one.
 //   bench_turns [--delays 0,1,2,4] [--steps 5]
-// Four threads are the ranks. Every message between experts' ranks is delayed, as by a network between nodes. Other
-// messages are not. The fastest of all steps counts, and both sides take turns.
+// Experts lie on two ranks. There is no pipeline, or one of two stages with DualPipeV. Threads are the ranks. Every
+// message between experts' ranks is delayed, as by a network between nodes. Other messages are not. The fastest of all
+// steps counts, and both sides take turns.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <map>
@@ -39,14 +39,19 @@ v_head_dim = 16
 seq_len = 128
 local_batch_size = 8
 [parallelism]
-pipeline_parallel_degree = 2
-pipeline_parallel_schedule = "DualPipeV"
 expert_parallel_degree = 2
 [activation_checkpoint]
 mode = "selective"
 )";
-constexpr int kNumRanks = 4;
 constexpr std::size_t kNumMicroBatches = 8;
+
+/// What is measured: a mesh, and the key that has its passes run in turns.
+struct Case {
+  const char* name;
+  int num_ranks;
+  std::vector<std::string> overrides;
+  const char* key;
+};
 
 /// Delays the messages between experts' ranks by up to twice `ms`, and no others.
 class SlowExperts : public ForwardingTransport {
@@ -64,14 +69,15 @@ class SlowExperts : public ForwardingTransport {
 };
 
 /// Returns the time of the fastest step, in seconds.
-double measure(double delay_ms, bool in_turns, int num_steps) {
+double measure(const Case& measured, double delay_ms, bool in_turns, int num_steps) {
   double least = HUGE_VAL;
-  run_rank_threads(kNumRanks, [&](std::unique_ptr<Transport> transport) {
+  run_rank_threads(measured.num_ranks, [&](std::unique_ptr<Transport> transport) {
     set_num_threads(1);
     Ranks ranks(std::make_unique<SlowExperts>(std::move(transport), delay_ms), Progress::Seconds(60.0));
-    const JobConfig config = parse_job_config(
-        kConfig, {fmt::format("--parallelism.pipeline_parallel_expert_parallel_overlap={}", in_turns)});
-    const auto mesh = std::make_shared<Mesh>(ranks.world(), resolve(config.mesh_degrees(), kNumRanks));
+    std::vector<std::string> overrides = measured.overrides;
+    overrides.push_back(fmt::format("--parallelism.{}={}", measured.key, in_turns));
+    const JobConfig config = parse_job_config(kConfig, overrides);
+    const auto mesh = std::make_shared<Mesh>(ranks.world(), resolve(config.mesh_degrees(), measured.num_ranks));
     TrainingStep step(config, mesh, Device::kCpu, nullptr);
     step.allocate();
     const Philox random(1, stream_of("bench.turns"));
@@ -105,13 +111,26 @@ int main(int argc, char** argv) {
   app.add_option("--delays", delays, "mean delays of a message, in ms")->delimiter(',');
   app.add_option("--steps", num_steps, "steps per measurement");
   CLI11_PARSE(app, argc, argv);
-  fmt::print("{:>16} {:>16} {:>16} {:>10}\n", "delay", "one by one", "in turns", "saved");
-  for (const double delay : delays) {
-    std::map<bool, double> least = {{false, HUGE_VAL}, {true, HUGE_VAL}};
-    for (int round = 0; round < 3; ++round) {
-      for (auto& [in_turns, seconds] : least) seconds = std::min(seconds, measure(delay, in_turns, num_steps));
+  const Case cases[] = {
+      {"no pipeline",
+       2,
+       {"--training.global_batch_size=16", "--training.local_batch_size=1"},
+       "expert_parallel_overlap"},
+      {"DualPipeV",
+       4,
+       {"--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=DualPipeV"},
+       "pipeline_parallel_expert_parallel_overlap"}};
+  for (const Case& measured : cases) {
+    fmt::print("{:<12} {:>9} {:>16} {:>16} {:>10}\n", measured.name, "delay", "one by one", "in turns", "saved");
+    for (const double delay : delays) {
+      std::map<bool, double> least = {{false, HUGE_VAL}, {true, HUGE_VAL}};
+      for (int round = 0; round < 3; ++round) {
+        for (auto& [in_turns, seconds] : least) {
+          seconds = std::min(seconds, measure(measured, delay, in_turns, num_steps));
+        }
+      }
+      fmt::print("{:>19.1f} ms {:>13.0f} ms {:>13.0f} ms {:>8.1f} %\n", delay, 1e3 * least[false], 1e3 * least[true],
+                 100.0 * (1.0 - least[true] / least[false]));
     }
-    fmt::print("{:>13.1f} ms {:>13.0f} ms {:>13.0f} ms {:>8.1f} %\n", delay, 1e3 * least[false], 1e3 * least[true],
-               100.0 * (1.0 - least[true] / least[false]));
   }
 }
