@@ -7,6 +7,7 @@
 namespace tessera {
 
 TESSERA_BACKENDS(find_domains)
+TESSERA_BACKENDS(take_all_domains)
 TESSERA_BACKENDS(place_choices)
 TESSERA_BACKENDS(localize_experts)
 
@@ -19,6 +20,14 @@ void find_domains(const Context& context, const Tensor& expert_ids_TK, std::int6
   TESSERA_CHECK_TENSOR(domain_TN, DType::kInt32, {num_tokens, num_domains});
   TESSERA_CHECK_TENSOR(num_tokens_N, DType::kInt32, {num_domains});
   TESSERA_RUN(find_domains, context, expert_ids_TK, experts_per_domain, domain_TN, num_tokens_N);
+}
+
+void take_all_domains(const Context& context, const Tensor& domain_TN, const Tensor& num_tokens_N) {
+  TESSERA_DIMS(domain_TN, num_tokens_N);
+  const std::int64_t num_domains = num_tokens_N.dim(0);
+  TESSERA_CHECK_TENSOR(domain_TN, DType::kInt32, {domain_TN.dim(0), num_domains});
+  TESSERA_CHECK_TENSOR(num_tokens_N, DType::kInt32, {num_domains});
+  TESSERA_RUN(take_all_domains, context, domain_TN, num_tokens_N);
 }
 
 void place_choices(const Context& context, const Tensor& expert_ids_TK, std::int64_t experts_per_domain,

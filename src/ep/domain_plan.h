@@ -15,6 +15,9 @@ namespace tessera {
 void find_domains(const Context& context, const Tensor& expert_ids_TK, std::int64_t experts_per_domain,
                   const Tensor& domain_TN, const Tensor& num_tokens_N);
 
+/// Makes all tokens cross to every domain, whatever their experts: assigns d to domain_TN[t][d], and T to num_tokens_N.
+void take_all_domains(const Context& context, const Tensor& domain_TN, const Tensor& num_tokens_N);
+
 /// Finds where the choices of tokens are among what is sent.
 /// - Replaces -1 in sent_of_token_TN, the sorted entries' row_of_slot, by N·T.
 /// - Assigns to number_of_slot_TK the place of a choice's number among the numbers of the tokens that are sent, K per

@@ -29,6 +29,15 @@ void find_domains(const Context& context, const Tensor& expert_ids_TK, std::int6
   }
 }
 
+void take_all_domains(const Context& context, const Tensor& domain_TN, const Tensor& num_tokens_N) {
+  if (context.measuring()) return;
+  const std::int64_t num_domains = num_tokens_N.dim(0);
+  for (std::int64_t i = 0; i < domain_TN.num_elements(); ++i) {
+    entries(domain_TN)[i] = static_cast<std::int32_t>(i % num_domains);
+  }
+  std::fill_n(entries(num_tokens_N), num_domains, static_cast<std::int32_t>(domain_TN.dim(0)));
+}
+
 void place_choices(const Context& context, const Tensor& expert_ids_TK, std::int64_t experts_per_domain,
                    const Tensor& sent_of_token_TN, const Tensor& number_of_slot_TK) {
   if (context.measuring()) return;

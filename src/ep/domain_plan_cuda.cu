@@ -48,6 +48,16 @@ __global__ void __launch_bounds__(kThreads)
   counts.add_to(num_tokens_N);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    take_all_domains_kernel(int num_domains, std::int64_t num_entries, std::int32_t* __restrict__ domain_TN,
+                            std::int32_t* __restrict__ num_tokens_N) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_entries;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    domain_TN[i] = static_cast<std::int32_t>(i % num_domains);
+    if (i < num_domains) num_tokens_N[i] = static_cast<std::int32_t>(num_entries / num_domains);
+  }
+}
+
 /// A thread has a token, so that it reads the token's entries before it changes them.
 __global__ void __launch_bounds__(kThreads)
     place_choices_kernel(const std::int32_t* __restrict__ ids_TK, int top_k, int experts_per_domain, int num_domains,
@@ -100,6 +110,13 @@ void find_domains(const Context& op, const Tensor& expert_ids_TK, std::int64_t e
   find_domains_kernel<<<grid_for(op, domain_TN.num_elements(), kThreads), kThreads, 0, stream_of(op)>>>(
       numbers<const std::int32_t>(expert_ids_TK), static_cast<int>(expert_ids_TK.dim(1)),
       static_cast<int>(experts_per_domain), num_domains, domain_TN.num_elements(), numbers<std::int32_t>(domain_TN),
+      numbers<std::int32_t>(num_tokens_N));
+}
+
+void take_all_domains(const Context& op, const Tensor& domain_TN, const Tensor& num_tokens_N) {
+  if (op.measuring()) return;
+  take_all_domains_kernel<<<grid_for(op, domain_TN.num_elements(), kThreads), kThreads, 0, stream_of(op)>>>(
+      static_cast<int>(num_tokens_N.dim(0)), domain_TN.num_elements(), numbers<std::int32_t>(domain_TN),
       numbers<std::int32_t>(num_tokens_N));
 }
 

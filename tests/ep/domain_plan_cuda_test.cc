@@ -46,6 +46,15 @@ TEST_F(DomainPlanCuda, WhatIsSent) {
   }
 }
 
+TEST_F(DomainPlanCuda, AllDomains) {
+  for (const DomainCase& its : kCases) {
+    const ArenaScope scope(arena_);
+    const Tensor domain = poisoned({its.num_tokens, its.num_domains}, DType::kInt32);
+    const Tensor counts = poisoned({its.num_domains}, DType::kInt32);
+    expect_same([&](const Side& side) { take_all_domains(side.op, side(domain), side(counts)); }, {domain, counts});
+  }
+}
+
 TEST_F(DomainPlanCuda, WhatIsReceived) {
   for (const DomainCase& its : kCases) {
     SCOPED_TRACE(testing::Message() << its.num_domains << " domains, " << its.num_tokens << " tokens");

@@ -22,6 +22,19 @@ TEST_F(DomainPlan, FindsTheDomainsOfTokens) {
   EXPECT_THROW(find_domains(context(), ids_TK_, 1, domain_TN_, num_tokens_N_), InternalError);  // expert 5 of 3
 }
 
+TEST_F(DomainPlan, AllTokensMayCrossToAllDomains) {
+  const Tensor entries = unset_ints({9}), sent = unset_ints({3, 3}), offsets = unset_ints({4}),
+               numbers = unset_ints({3, 3});
+  take_all_domains(context(), domain_TN_, num_tokens_N_);
+  EXPECT_EQ(doubles(domain_TN_), (Doubles{0, 1, 2, 0, 1, 2, 0, 1, 2}));
+  EXPECT_EQ(doubles(num_tokens_N_), (Doubles{3, 3, 3}));
+  sort_by_expert(context(), domain_TN_, num_tokens_N_, 1, offsets, entries, sent);
+  EXPECT_EQ(doubles(entries), (Doubles{0, 3, 6, 1, 4, 7, 2, 5, 8}));
+  place_choices(context(), ids_TK_, 2, sent, numbers);
+  EXPECT_EQ(doubles(sent), (Doubles{0, 3, 6, 1, 4, 7, 2, 5, 8}));
+  EXPECT_EQ(doubles(numbers), (Doubles{9, 10, -1, 21, 4, 14, -1, 25, 8}));
+}
+
 // What is sent is tokens 1 and 2 for domain 0, 0 and 1 for domain 1, 1 and 2 for domain 2.
 TEST_F(DomainPlan, PlacesChoicesAmongWhatIsSent) {
   const Tensor entries = unset_ints({9}), sent = unset_ints({3, 3}), offsets = unset_ints({4}),

@@ -162,12 +162,17 @@ class Formulas {
       }
       for (const std::int64_t domain : domains) ++tokens[static_cast<std::size_t>(domain)];
     }
+    // Between two domains all tokens cross, if there is room for any load.
+    const bool has_rounds = config_.parallelism.expert_parallel_capacity_factor > 0.0,
+               all_cross = N == 2 && !has_rounds;
+    if (all_cross) tokens.assign(tokens.size(), tokens_t_);
     const std::int64_t own = mesh_.place.ep / mesh_.degrees.ep_domain;
     const std::int64_t here = tokens[static_cast<std::size_t>(own)], come = (N - 1) * here;
     const std::int64_t go = std::accumulate(tokens.begin(), tokens.end(), -here);
     const std::int64_t dispatched = go * row_bytes(config_.parallelism.expert_parallel_a2a_dispatch_fwd_precision);
-    const std::int64_t L = mesh_.degrees.ep_domain, counts = model_.num_experts * 4;
-    const std::int64_t dispatch = dispatched + go * model_.top_k * 8 + (N - 1) * (L * counts + 4);
+    const std::int64_t L = mesh_.degrees.ep_domain, counts = has_rounds ? model_.num_experts * 4 : 0;
+    const std::int64_t dispatch =
+        dispatched + go * model_.top_k * 8 + (N - 1) * (L * counts + (all_cross ? 0 : std::int64_t{4}));
     const std::int64_t combine = come * model_.dim * b_;
     const std::int64_t combine_backward = go * row_bytes(config_.parallelism.expert_parallel_a2a_combine_bwd_precision);
     const std::int64_t dispatch_backward = come * (model_.dim * b_ + model_.top_k * 4);
@@ -350,6 +355,8 @@ const Overrides kMxfp8Rows = {"--parallelism.expert_parallel_a2a_dispatch_fwd_pr
 const Overrides kMxfp8 = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
                           "--quantize.linear.mx.unaligned=bf16"};
 const Overrides kDirect = {"--parallelism.expert_parallel_comm_backend=direct"};
+/// With a factor that a balanced load does not reach, rounds are possible, and their counts are exchanged.
+const Overrides kDirectRounds = {kDirect[0], "--parallelism.expert_parallel_capacity_factor=2"};
 const Overrides kDirectMxfp8Rows = {kDirect[0], kMxfp8Rows[0], kMxfp8Rows[1]};
 const Overrides kDirectFull = {kDirect[0], "--activation_checkpoint.mode=full", "--model.args.q_lora_rank=48"};
 const Overrides kDirectSelective = {kDirect[0], kSelective[0], kSelective[1]};
@@ -375,6 +382,8 @@ INSTANTIATE_TEST_SUITE_P(
         StepCase{"cp2_tp2_balance", 4, {.cp = 2, .tp = 2}, 1, kBalance}, StepCase{"ep2", 2, {.ep = 2}},
         StepCase{"ep2_mxfp8_rows", 4, {.ep = 2}, 1, kMxfp8Rows}, StepCase{"ep4_selective", 4, {.ep = 4}, 2, kSelective},
         StepCase{"ep2_full", 2, {.ep = 2}, 1, kFull}, StepCase{"ep4_of_2x2", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect},
+        StepCase{"ep4_of_2x2_rounds", 4, {.ep = 4, .ep_domain = 2}, 2, kDirectRounds},
+        StepCase{"ep8_of_4x2_rounds", 8, {.ep = 8, .ep_domain = 2}, 1, kDirectRounds},
         StepCase{"ep4_of_2x2_mxfp8_rows", 4, {.ep = 4, .ep_domain = 2}, 1, kDirectMxfp8Rows},
         StepCase{"ep8_of_4x2_selective", 8, {.ep = 8, .ep_domain = 2}, 1, kDirectSelective},
         StepCase{"ep8_of_2x4_full", 8, {.ep = 8, .ep_domain = 4}, 1, kDirectFull}, StepCase{"pp2", 2, {.pp = 2}, 4},

@@ -76,36 +76,51 @@ TwoLevelDispatcher::SentIds TwoLevelDispatcher::plan(const Context& op, const Di
   const TwoLevelRouting& routing = two_level_routing(saved);
   const TokenRouting &chosen = saved.routing, &within = routing.within->routing;
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
-  const std::int64_t num_experts = options().num_experts, domains = num_domains(), in_domain = num_experts / domains;
+  const std::int64_t domains = num_domains(), in_domain = options().num_experts / domains;
   const std::string name = fmt::format("counts of {}", saved.layer.name);
-  const Tensor counts_LE = gather_on_device(op, groups_.within, chosen.counts_E, name);
-  const Tensor counts_PE = gather_on_device(op, groups_.across, counts_LE, name).reshape({num_ranks(), num_experts});
-  const Tensor first_row_PE = ints(counts_PE.shape()), kept_E = ints({num_experts});
   // The number of rounds, and of tokens to each domain and from each domain.
   const Tensor for_host = ints({1 + 2 * domains});
   const Tensor num_sent_N = for_host.rows(1, 1 + domains), num_received_N = for_host.rows(1 + domains, 1 + 2 * domains);
-  place_round(op, counts_PE, saved.layer.alignment, saved.round, saved.num_rows(), first_row_PE, for_host.rows(0, 1));
-  const Tensor round_ids_tK = ints(chosen.expert_ids_tK.shape());
-  keep_round(op, chosen.expert_ids_tK, chosen.counts_E, first_row_PE[groups_.all.rank()], saved.num_rows(),
-             round_ids_tK, kept_E);
+  const Tensor round_ids_tK = has_rounds() ? round_ids(op, saved, for_host.rows(0, 1), name) : chosen.expert_ids_tK;
   const Tensor domain_tN = ints(routing.sent_of_token_tN.shape()), sent_offsets_N1 = ints({domains + 1});
-  find_domains(op, round_ids_tK, in_domain, domain_tN, num_sent_N);
-  if (!op.measuring()) {
-    groups_.across.all_to_all(num_sent_N, num_received_N, name).wait();
-    for_host_.start(op, for_host);
+  if (sends_all()) {
+    take_all_domains(op, domain_tN, num_sent_N);
+    const std::vector<std::int64_t> all(static_cast<std::size_t>(domains), saved.num_tokens());
+    *routing.counts = {.num_sent_N = all, .num_received_N = all};
+  } else {
+    find_domains(op, round_ids_tK, in_domain, domain_tN, num_sent_N);
+    if (!op.measuring()) {
+      groups_.across.all_to_all(num_sent_N, num_received_N, name).wait();
+      for_host_.start(op, for_host);
+    }
   }
   sort_by_expert(op, domain_tN, num_sent_N, 1, sent_offsets_N1, routing.entry_of_sent_Nt, routing.sent_of_token_tN);
   place_choices(op, round_ids_tK, in_domain, routing.sent_of_token_tN, routing.number_of_slot_tK);
-  if (!op.measuring()) read_counts(op, saved);
+  if (!sends_all() && !op.measuring()) read_counts(op, saved);
   return {.work = to_domains(op, round_ids_tK, within.expert_ids_tK, saved, "expert ids"),
-          .num_received_N = num_received_N};
+          .num_received_N = sends_all() ? num_sent_N : num_received_N};
+}
+
+Tensor TwoLevelDispatcher::round_ids(const Context& op, const DispatchSaved& saved, const Tensor& num_rounds_1,
+                                     const std::string& name) {
+  const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
+  const TokenRouting& chosen = saved.routing;
+  const std::int64_t num_experts = options().num_experts;
+  const Tensor counts_LE = gather_on_device(op, groups_.within, chosen.counts_E, name);
+  const Tensor counts_PE = gather_on_device(op, groups_.across, counts_LE, name).reshape({num_ranks(), num_experts});
+  const Tensor first_row_PE = ints(counts_PE.shape()), kept_E = ints({num_experts});
+  place_round(op, counts_PE, saved.layer.alignment, saved.round, saved.num_rows(), first_row_PE, num_rounds_1);
+  const Tensor round_ids_tK = ints(chosen.expert_ids_tK.shape());
+  keep_round(op, chosen.expert_ids_tK, chosen.counts_E, first_row_PE[groups_.all.rank()], saved.num_rows(),
+             round_ids_tK, kept_E);
+  return round_ids_tK;
 }
 
 void TwoLevelDispatcher::read_counts(const Context& op, const DispatchSaved& saved) {
   const std::span<const std::int32_t> numbers = for_host_.wait(op);
   const auto domains = static_cast<std::size_t>(num_domains());
   const auto num_sent = numbers.subspan(1, domains), num_received = numbers.subspan(1 + domains, domains);
-  *saved.num_rounds = numbers[0];
+  if (has_rounds()) *saved.num_rounds = numbers[0];
   *two_level_routing(saved).counts = {.num_sent_N = {num_sent.begin(), num_sent.end()},
                                       .num_received_N = {num_received.begin(), num_received.end()}};
 }

@@ -1,15 +1,18 @@
 // The direct dispatcher over N domains of L ranks. The ranks of a domain, which is a node for instance, reach each
 // other's memory. EP rank r = domain · L + place.
 //
-// A token crosses once to each domain that has one of its experts, by an all-to-all that the host drives. It goes to
-// the rank with its own rank's place there. From there, the domain's direct dispatcher brings it to the ranks of its
-// experts. That dispatcher has N·T tokens per rank and E/N experts. Sums come back the same way.
+// A token crosses once to each domain that has one of its experts, by an all-to-all. It goes to the rank with its own
+// rank's place there. From there, the domain's direct dispatcher brings it to the ranks of its experts. That dispatcher
+// has N·T tokens per rank and E/N experts. Sums come back the same way.
 //
 // The device computes which tokens go where (ep/domain_plan.h). The ranks with one place tell each other how many
 // tokens come. The host waits for these numbers, and then starts the all-to-alls. Expert ids cross with their tokens.
 // Choices of other rounds cross as choices without an expert. The tokens that came lie one domain behind the other. The
 // rest of the N·T tokens have no expert. On a GPU, a dispatch copies 4·(2N + 1) bytes to the host, and nothing to the
 // GPU.
+//
+// If there are two domains and room for any load, all tokens cross. Most have an expert in both domains anyway: with
+// experts chosen uniformly, all but 2^-K. Then nobody waits for numbers, and a step can be a graph.
 #pragma once
 
 #include "ep/backends/make_dispatcher.h"
@@ -28,7 +31,7 @@ class TwoLevelDispatcher : public Dispatcher {
     for_host_.allocate(options().device, 1 + 2 * num_domains());
   }
   int num_sms() const override { return within_->num_sms(); }
-  bool waits_for_gpu() const override { return options().device == Device::kCuda; }
+  bool waits_for_gpu() const override { return options().device == Device::kCuda && !sends_all(); }
   void check() override { within_->check(); }
 
  private:
@@ -49,6 +52,8 @@ class TwoLevelDispatcher : public Dispatcher {
   Tensor do_gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
 
   int num_domains() const { return groups_.across.size(); }
+  /// Returns whether all tokens cross to every domain.
+  bool sends_all() const { return num_domains() == 2 && !has_rounds(); }
   /// Returns t', the number of tokens that a rank has in the dispatch within the domain.
   std::int64_t num_tokens_within(const DispatchSaved& saved) const { return num_domains() * saved.num_tokens(); }
   /// Holds expert ids that are on their way, and how many tokens each domain sends.
@@ -58,6 +63,9 @@ class TwoLevelDispatcher : public Dispatcher {
   };
   /// Computes what `saved` holds, except the weights, and sends the tokens' expert ids to their domains.
   SentIds plan(const Context& op, const DispatchSaved& saved);
+  /// Returns the tokens' expert ids, without those whose rows are of other rounds, and assigns the number of rounds.
+  /// `name` is for messages.
+  Tensor round_ids(const Context& op, const DispatchSaved& saved, const Tensor& num_rounds_1, const std::string& name);
   /// Waits for the numbers of tokens and of rounds, and assigns them.
   void read_counts(const Context& op, const DispatchSaved& saved);
   /// Sends this rank's tokens to the domains of their experts. Returns the tokens [t', D] that other ranks have sent
