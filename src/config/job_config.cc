@@ -101,11 +101,11 @@ std::vector<StageModules> JobConfig::pipeline_stages(const MeshDegrees& degrees)
 PipelineSchedule JobConfig::pipeline_schedule(const MeshDegrees& degrees) const {
   const auto num_stages = static_cast<std::int64_t>(pipeline_stages(degrees).size());
   const std::int64_t data_ranks = degrees.dp_replicate * degrees.dp_shard;
-  const auto kind =
-      degrees.pp == 1 ? PipelineScheduleKind::k1F1B : pipeline_schedule_kind(parallelism.pipeline_parallel_schedule);
   if (overlaps_micro_batches(degrees)) {
     return make_overlapped_schedule(static_cast<int>(micro_batches_per_step(data_ranks)));
   }
+  const auto kind =
+      degrees.pp == 1 ? PipelineScheduleKind::k1F1B : pipeline_schedule_kind(parallelism.pipeline_parallel_schedule);
   try {
     PipelineSchedule schedule = make_pipeline_schedule(
         kind, static_cast<int>(degrees.pp), static_cast<int>(num_stages / degrees.pp),

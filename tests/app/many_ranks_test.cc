@@ -130,21 +130,24 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
-                         ::testing::Values(FailureCase{"sharded_data", {}},
-                                           FailureCase{"tensor_pipeline",
-                                                       {"--parallelism.tensor_parallel_degree=2",
-                                                        "--parallelism.pipeline_parallel_degree=2",
-                                                        "--parallelism.pipeline_parallel_schedule=1F1B"}},
-                                           // The ranks share windows of memory, which no rank can free alone.
-                                           FailureCase{"direct_experts",
-                                                       {"--parallelism.expert_parallel_degree=4",
-                                                        "--parallelism.expert_parallel_comm_backend=direct"}},
-                                           FailureCase{"experts_on_domains",
-                                                       {"--parallelism.expert_parallel_degree=4",
-                                                        "--parallelism.expert_parallel_comm_backend=direct",
-                                                        "--parallelism.expert_parallel_ranks_per_domain=2"}}),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, RankFailures,
+    ::testing::Values(
+        FailureCase{"sharded_data", {}},
+        FailureCase{"tensor_pipeline",
+                    {"--parallelism.tensor_parallel_degree=2", "--parallelism.pipeline_parallel_degree=2",
+                     "--parallelism.pipeline_parallel_schedule=1F1B"}},
+        // The ranks share windows of memory, which no rank can free alone.
+        FailureCase{"direct_experts",
+                    {"--parallelism.expert_parallel_degree=4", "--parallelism.expert_parallel_comm_backend=direct"}},
+        FailureCase{"experts_on_domains",
+                    {"--parallelism.expert_parallel_degree=4", "--parallelism.expert_parallel_comm_backend=direct",
+                     "--parallelism.expert_parallel_ranks_per_domain=2"}},
+        // A failure in one of two passes ends the other.
+        FailureCase{"experts_in_turns",
+                    {"--parallelism.expert_parallel_degree=4", "--parallelism.expert_parallel_overlap",
+                     "--training.global_batch_size=16"}}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(RankFailures, ADeadRankEndsAllAndIsNamed) {
   const std::string error = only_error(finished_after(SIGKILL, 2).output);

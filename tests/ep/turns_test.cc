@@ -85,7 +85,7 @@ TEST_F(TwoPasses, OneMayWaitForTheOthersEnd) {
   turns_.run(pass("a", 3), [&] {
     pass("b", 1)();
     turns_.wait_for_other();
-    notes_.push_back("end");
+    notes_.emplace_back("end");
   });
   EXPECT_THAT(notes_,
               ElementsAre("a0", "a:", "b0", "a.", "b:", "a1", "b.", "a:", "b1", "a.", "a2", "a:", "a.", "a3", "end"));
