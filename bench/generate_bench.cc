@@ -1,8 +1,13 @@
 // Measures generation with the debug model at 512 tokens of context: a token from the cache of latents, against
-// computing the whole prefix again. Rates are tokens per second.
+// computing the whole prefix again. Rates are tokens per second. If there is a GPU, it also decodes with 8 layers of
+// the 16B model there. Its bytes are those of the weights that one token reads.
 #include <benchmark/benchmark.h>
 
+#include <memory>
+
+#include "config/job_config.h"
 #include "generate/decoder.h"
+#include "ops/runtime/runtime.h"
 #include "tensor/philox.h"
 
 namespace tessera {
@@ -62,6 +67,51 @@ void recomputing(benchmark::State& state, DType compute) {
   for (auto _ : state) bench.prefill();
   state.SetItemsProcessed(state.iterations());
 }
+
+/// Fills all weights with one block of random numbers, again and again: drawing 4 billion would take minutes.
+void fill(Parameters& parameters) {
+  std::vector<float> block(std::size_t{1} << 24);
+  const Philox random(1, stream_of("bench.generate"));
+  for (std::size_t i = 0; i < block.size(); ++i) block[i] = 0.02f * static_cast<float>(random.normal(i));
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const std::int64_t size = parameters.spec(id).shape.num_elements();
+    for (std::int64_t at = 0; at < size; at += std::ssize(block)) {
+      const std::int64_t count = std::min(size - at, std::ssize(block));
+      parameters.set(id, at, std::span(block).first(static_cast<std::size_t>(count)));
+    }
+  }
+}
+
+void on_gpu(benchmark::State& state) {
+  const ModelConfig config = parse_job_config("", {"--model.flavor=16B", "--model.args.n_layers=8"}).model.args;
+  const std::shared_ptr<cuda::Runtime> runtime = cuda::make_runtime();
+  Model model(config, {.device = Device::kCuda, .seq_len = kContext});
+  model.parameters().allocate_weights(model.options().compute, runtime.get());
+  fill(model.parameters());
+  Decoder decoder(model, {.seq_len = kContext, .num_slots = state.range(0), .num_positions = 2 * kContext},
+                  runtime.get());
+  std::vector<std::int32_t> text;
+  for (std::int64_t i = 0; i < kContext; ++i) text.push_back(static_cast<std::int32_t>(i * 7919 % config.vocab_size));
+  for (std::int64_t slot = 0; slot < state.range(0); ++slot) decoder.prefill(slot, text);
+  const std::vector<std::int32_t> tokens(static_cast<std::size_t>(state.range(0)), 5);
+  for (int i = 0; i < 3; ++i) decoder.decode(tokens);  // loads kernels, and records the graph
+  for (auto _ : state) benchmark::DoNotOptimize(decoder.decode(tokens).data());
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+  if (state.range(0) > 1) return;
+  const ParameterCounts counts = model.count_parameters();
+  state.SetBytesProcessed(state.iterations() * 2 * (counts.active - counts.embedding));  // of bfloat16
+}
+
+const bool kOnGpu = [] {
+  if (!cuda::available()) return false;
+  benchmark::RegisterBenchmark("on_gpu/16B_8_layers", on_gpu)
+      ->Arg(1)
+      ->Arg(8)
+      ->Iterations(400)  // the context has room for 512 tokens more
+      ->UseRealTime()
+      ->Unit(benchmark::kMicrosecond);
+  return true;
+}();
 
 BENCHMARK_CAPTURE(from_cache, float32, DType::kFloat32)->Arg(1)->Arg(8)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(from_cache, bfloat16, DType::kBFloat16)->Arg(1)->Arg(8)->UseRealTime()->Unit(benchmark::kMillisecond);

@@ -13,6 +13,7 @@
 #include "data/tokenizers/text.h"
 #include "generate/decoder.h"
 #include "generate/sampling.h"
+#include "ops/runtime/runtime.h"
 #include "run/state/saved_model.h"
 #include "tensor/philox.h"
 
@@ -27,6 +28,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
   std::int64_t seed = 0;
   std::string dtype = "bfloat16";
+  std::string device = "cpu";
 };
 
 /// One text of a batch.
@@ -79,12 +81,14 @@ class Generator {
       : options_(options),
         saved_(options.checkpoint),
         tokenizer_(choose_tokenizer(options, saved_)),
-        model_(saved_.config().model, {.compute = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16,
+        cuda_(options.device == "cuda" ? cuda::make_runtime() : nullptr),
+        model_(saved_.config().model, {.device = cuda_ == nullptr ? Device::kCpu : Device::kCuda,
+                                       .compute = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16,
                                        .seq_len = 1}) {  // the decoder has its own table of positions
     const std::int64_t vocab = model_.config().vocab_size;
     require(tokenizer_->vocab_size() <= vocab, "the tokenizer has {} tokens, the model {}: not the model's tokenizer",
             tokenizer_->vocab_size(), vocab);
-    model_.parameters().allocate_weights(model_.options().compute);
+    model_.parameters().allocate_weights(model_.options().compute, cuda_.get());
     saved_.load(model_.parameters(), model_.config());
     // Finds the gaps in the tokenizer's ids.
     for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
@@ -114,7 +118,8 @@ class Generator {
     }
     const auto num_slots = static_cast<std::int64_t>(texts.size());
     Decoder decoder(model_,
-                    {.seq_len = saved_.config().seq_len, .num_slots = num_slots, .num_positions = num_positions});
+                    {.seq_len = saved_.config().seq_len, .num_slots = num_slots, .num_positions = num_positions},
+                    cuda_.get());
     const Stopwatch prefill_watch;
     for (std::size_t slot = 0; slot < texts.size(); ++slot) {
       append(texts[slot], decoder.prefill(static_cast<std::int64_t>(slot), texts[slot].tokens));
@@ -175,6 +180,7 @@ class Generator {
   const GenerateOptions& options_;
   SavedModel saved_;
   std::unique_ptr<data::Tokenizer> tokenizer_;
+  std::shared_ptr<cuda::Runtime> cuda_;  // null on a CPU
   Model model_;
   std::vector<std::int32_t> unknown_ids_, order_;
   std::vector<float> logits_;
@@ -266,6 +272,9 @@ void add_generate_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--dtype", options->dtype, "Type of the weights and of the computation")
       ->check(CLI::IsMember({"float32", "bfloat16"}))
+      ->capture_default_str();
+  command->add_option("--device", options->device, "What to compute on")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command->callback([options, prompt] {
     require(prompt->count() > 0 || !options->prompts_file.empty(), "generate: --prompt or --prompts is needed");

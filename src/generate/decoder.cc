@@ -5,13 +5,15 @@
 
 #include "ops/attention/mla_decode.h"
 #include "ops/elementwise/embedding.h"
+#include "ops/runtime/runtime.h"
 
 namespace tessera {
 
-Decoder::Decoder(const Model& model, const DecoderOptions& options)
+Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtime* cuda)
     : model_(model),
       options_(options),
-      rope_(model.config(), options.seq_len, options.num_positions),
+      cuda_(cuda),
+      rope_(model.config(), options.seq_len, options.num_positions, target()),
       dispatcher_(dispatch_options(model.config(), model.options().compute,
                                    std::max(options.num_slots, options.num_positions))),
       environment_{.config = &model.config(),
@@ -19,19 +21,21 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
                    .quantized = &unquantized_,
                    .rope = &rope_,
                    .dispatcher = &dispatcher_},
-      step_(model.config(), options.num_slots, 1),
+      step_(model.config(), options.num_slots, 1, {}, target()),
       lengths_(static_cast<std::size_t>(options.num_slots)),
-      slots_(lengths_.size()),
-      positions_(lengths_.size()) {
-  std::iota(slots_.begin(), slots_.end(), 0);
+      slots_(options.num_slots, target()),
+      positions_(lengths_.size()),
+      logits_(options.num_slots * model.config().vocab_size, target()) {
+  std::iota(slots_.host().begin(), slots_.host().end(), 0);
+  if (cuda_ != nullptr) slots_.upload(cuda_->stream());
   const ModelConfig& config = model.config();
   const std::int64_t numbers =
       config.n_layers * options.num_slots * options.num_positions * (config.kv_lora_rank + config.qk_rope_head_dim);
-  cache_ = Buffer(static_cast<std::size_t>(numbers) * size_of(model.options().compute));
+  cache_ = Buffer(static_cast<std::size_t>(numbers) * size_of(model.options().compute), target());
 }
 
 LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
-  return {.model = &environment_, .op = {.arena = &arena}, .batch = &batch};
+  return {.model = &environment_, .op = {.arena = &arena, .cuda = cuda_}, .batch = &batch};
 }
 
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {
@@ -44,16 +48,21 @@ Tensor Decoder::cache_of(std::size_t layer, Device device) const {
   return Tensor(data, shape, dtype, device);
 }
 
-Tensor Decoder::ids(const std::vector<std::int32_t>& numbers, Device device) const {
-  void* data = device == Device::kMeta ? nullptr : const_cast<std::int32_t*>(numbers.data());
-  return Tensor(data, {static_cast<std::int64_t>(numbers.size())}, DType::kInt32, device);
-}
-
 template <typename Body>
 void Decoder::reserve(Body&& body) {
-  Arena measuring;
+  Arena measuring(target());
   body(measuring);
-  if (measuring.peak() > arena_.capacity()) arena_ = Arena(measuring.peak());
+  if (measuring.peak() <= arena_.capacity()) return;
+  arena_ = Arena(measuring.peak(), target());
+  decode_.graph = {};
+}
+
+std::span<const float> Decoder::fetch_logits(std::int64_t num_rows) {
+  if (cuda_ != nullptr) {
+    logits_.download(cuda_->stream());
+    cuda_->synchronize();
+  }
+  return logits_.host().first(static_cast<std::size_t>(num_rows * model_.config().vocab_size));
 }
 
 template <typename RunBlock>
@@ -69,14 +78,12 @@ void Decoder::run(Arena& arena, const Batch& batch, std::int64_t num_logits, Run
     run_block(context, model_.blocks()[layer], cache_of(layer, device), x_TD, out_TD);
     std::swap(x_TD, out_TD);
   }
-  void* logits = device == Device::kMeta ? nullptr : logits_.data();
+  const std::int64_t vocab = model_.config().vocab_size;
   model_.head().logits(context, x_TD.rows(num_tokens - num_logits, num_tokens),
-                       Tensor(logits, {num_logits, model_.config().vocab_size}, DType::kFloat32, device));
+                       logits_.tensor(device).rows(0, num_logits * vocab).reshape({num_logits, vocab}));
 }
 
-void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
-  const std::vector<std::int32_t> same_slot(static_cast<std::size_t>(batch.num_tokens()),
-                                            static_cast<std::int32_t>(slot));
+void Decoder::run_prefill(Arena& arena, const Batch& batch, const Mirrored<std::int32_t>& slot_T) {
   run(arena, batch, 1,
       [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
           const Tensor& out_TD) {
@@ -84,14 +91,14 @@ void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
         BlockSaved saved;
         block.forward(context, x_TD, saved, out_TD, {});
         store_latents(context.op, saved.attention.kv_latent_KC.plain, saved.attention.k_rope,
-                      ids(same_slot, arena.device()), batch.positions(arena.device()), cache_SPN);
+                      slot_T.tensor(arena.device()), batch.positions(arena.device()), cache_SPN);
       });
 }
 
 void Decoder::run_decode(Arena& arena) {
   run(arena, step_, options_.num_slots,
       [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
-          const Tensor& out_TD) { block.decode(context, x_TD, ids(slots_, arena.device()), cache_SPN, out_TD); });
+          const Tensor& out_TD) { block.decode(context, x_TD, slots_.tensor(arena.device()), cache_SPN, out_TD); });
 }
 
 std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::int32_t> tokens) {
@@ -101,15 +108,20 @@ std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::
   ModelConfig one_document = model_.config();
   one_document.attn_mask_type = AttentionMask::kCausal;  // a prompt is one document, whatever tokens are in it
   one_document.num_mtp_modules = 0;
-  Batch batch(one_document, 1, num_tokens);
+  Batch batch(one_document, 1, num_tokens, {}, target());
   std::vector<std::int32_t> row(tokens.begin(), tokens.end());
   row.push_back(0);  // label of the last token, which is not read
   batch.fill(row);
-  logits_.resize(static_cast<std::size_t>(model_.config().vocab_size));
-  reserve([&](Arena& arena) { run_prefill(arena, batch, slot); });
-  run_prefill(arena_, batch, slot);
+  const Mirrored<std::int32_t> slot_T(num_tokens, target());
+  std::ranges::fill(slot_T.host(), static_cast<std::int32_t>(slot));
+  if (cuda_ != nullptr) {
+    batch.upload(cuda_->stream());
+    slot_T.upload(cuda_->stream());
+  }
+  reserve([&](Arena& arena) { run_prefill(arena, batch, slot_T); });
+  run_prefill(arena_, batch, slot_T);
   lengths_[static_cast<std::size_t>(slot)] = num_tokens;
-  return logits_;
+  return fetch_logits(1);
 }
 
 std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
@@ -120,11 +132,17 @@ std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
     positions_[slot] = static_cast<std::int32_t>(lengths_[slot]++);
   }
   step_.fill_tokens(tokens, positions_);
-  logits_.resize(static_cast<std::size_t>(options_.num_slots * model_.config().vocab_size));
-  if (!decode_reserved_) reserve([&](Arena& arena) { run_decode(arena); });
-  decode_reserved_ = true;
-  run_decode(arena_);
-  return logits_;
+  if (!decode_.is_reserved) reserve([&](Arena& arena) { run_decode(arena); });
+  decode_.is_reserved = true;
+  if (cuda_ != nullptr) step_.upload(cuda_->stream());
+  // A GPU's first token loads the kernels. The others replay a graph.
+  if (cuda_ == nullptr || !std::exchange(decode_.has_run, true)) {
+    run_decode(arena_);
+  } else {
+    if (!decode_.graph.defined()) decode_.graph = cuda::Graph(cuda_->stream(), [&] { run_decode(arena_); });
+    decode_.graph.launch(cuda_->stream());
+  }
+  return fetch_logits(options_.num_slots);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "device/cuda_graph.h"
 #include "ep/backends/local_dispatcher.h"
 #include "model/model.h"
 
@@ -19,8 +20,9 @@ struct DecoderOptions {
 class Decoder {
  public:
   /// `model` must outlive the decoder. Its weights may be allocated later, but before use. Allocates the cache: per
-  /// layer num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type.
-  Decoder(const Model& model, const DecoderOptions& options);
+  /// layer num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type. `cuda` is
+  /// the runtime of the model's GPU, which must outlive this, or null on a CPU.
+  Decoder(const Model& model, const DecoderOptions& options, cuda::Runtime* cuda = nullptr);
 
   std::size_t cache_bytes() const { return cache_.size(); }
 
@@ -35,21 +37,30 @@ class Decoder {
   std::int64_t length(std::int64_t slot) const { return lengths_[static_cast<std::size_t>(slot)]; }
 
  private:
+  struct DecodeState {
+    bool is_reserved = false, has_run = false;
+    cuda::Graph graph;  // on a GPU, from the second token on; of the present arena
+  };
+
+  Device target() const { return cuda_ == nullptr ? Device::kCpu : Device::kCuda; }
   LayerContext layer_context(const Batch& batch, Arena& arena);
   /// Runs the embedding, run_block(context, block, cache, x, out) for each block, and the logits of the last num_logits
   /// rows.
   template <typename RunBlock>
   void run(Arena& arena, const Batch& batch, std::int64_t num_logits, RunBlock&& run_block);
-  void run_prefill(Arena& arena, const Batch& batch, std::int64_t slot);
+  /// slot_T has the text's slot for each token.
+  void run_prefill(Arena& arena, const Batch& batch, const Mirrored<std::int32_t>& slot_T);
   void run_decode(Arena& arena);
   /// Makes the arena large enough for `body`, which it runs on a measuring arena.
   template <typename Body>
   void reserve(Body&& body);
+  /// Waits for a GPU, and returns the first logits, on the host.
+  std::span<const float> fetch_logits(std::int64_t num_rows);
   Tensor cache_of(std::size_t layer, Device device) const;
-  Tensor ids(const std::vector<std::int32_t>& numbers, Device device) const;
 
   const Model& model_;
   DecoderOptions options_;
+  cuda::Runtime* cuda_;
   RopeTable rope_;
   ep::LocalDispatcher dispatcher_;
   QuantizedWeights unquantized_;  // empty: texts are decoded in the type that layers compute in
@@ -58,10 +69,10 @@ class Decoder {
   Buffer cache_;  // [layers, slots, positions, C + R]
   Batch step_;
   std::vector<std::int64_t> lengths_;
-  std::vector<std::int32_t> slots_;      // 0, 1, 2, ...
+  Mirrored<std::int32_t> slots_;         // 0, 1, 2, ...
   std::vector<std::int32_t> positions_;  // positions of the step's tokens
-  std::vector<float> logits_;
-  bool decode_reserved_ = false;
+  Mirrored<float> logits_;
+  DecodeState decode_;
 };
 
 }  // namespace tessera

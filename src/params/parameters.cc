@@ -56,12 +56,14 @@ void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
   first_writes_.reset();
 }
 
-void Parameters::allocate_weights(DType compute) {
+void Parameters::allocate_weights(DType compute, cuda::Runtime* cuda) {
   TESSERA_CHECK(num_slots() == 0);
   compute_ = compute;
-  device_ = Device::kCpu;
-  (compute == DType::kBFloat16 ? shadows_ : masters_) = Buffer(size_in_bytes(table_->flat_size(), compute));
-  buffers_ = Buffer(size_in_bytes(table_->buffers_size(), DType::kFloat32));
+  cuda_ = cuda;
+  device_ = cuda == nullptr ? Device::kCpu : Device::kCuda;
+  *no_scratch_ = Arena(0, device_);
+  (compute == DType::kBFloat16 ? shadows_ : masters_) = Buffer(size_in_bytes(table_->flat_size(), compute), device_);
+  buffers_ = Buffer(size_in_bytes(table_->buffers_size(), DType::kFloat32), device_);
 }
 
 void Parameters::allocate_meta(DType compute) {
@@ -159,8 +161,7 @@ void Parameters::set(ParamId id, std::int64_t offset, std::span<const float> num
       write({source, static_cast<std::size_t>(last - first)}, masters);
       if (compute_ == DType::kBFloat16) convert(context(), masters, all_shadows().rows(target, end_of_target));
     } else if (compute_ == DType::kBFloat16) {
-      std::transform(source, source + (last - first), all_shadows().data<BFloat16>() + target,
-                     [](float number) { return BFloat16(number); });
+      write({source, static_cast<std::size_t>(last - first)}, all_shadows().rows(target, end_of_target));
     }
   });
 }

@@ -50,8 +50,8 @@ class Parameters {
   /// outlive this, they are on that GPU.
   void allocate(DType compute, cuda::Runtime* cuda = nullptr);
   /// Allocates only what layers read, for inference on one rank. There are no gradients and no optimizer state. There
-  /// are masters only when computing in float32.
-  void allocate_weights(DType compute);
+  /// are masters only when computing in float32. `cuda` is as in allocate().
+  void allocate_weights(DType compute, cuda::Runtime* cuda = nullptr);
   /// Sets the type that layers compute in. The tensors stay on Device::kMeta.
   void allocate_meta(DType compute);
   DType compute_dtype() const { return compute_; }

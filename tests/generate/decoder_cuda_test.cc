@@ -1,0 +1,97 @@
+// Compares decoding on a GPU with decoding on the CPU: logits after every token.
+#include <gtest/gtest.h>
+
+#include "generate/decoder.h"
+#include "ops/runtime/runtime.h"
+#include "tensor/philox.h"
+#include "tests/compare.h"
+
+namespace tessera {
+namespace {
+
+ModelConfig small() {
+  ModelConfig c;
+  c.vocab_size = 104;
+  c.dim = 64;
+  c.inter_dim = 96;
+  c.moe_inter_dim = 32;
+  c.n_layers = 3;
+  c.n_heads = 4;
+  c.num_experts = 8;
+  c.top_k = 3;
+  c.kv_lora_rank = 32;
+  c.qk_nope_head_dim = 16;
+  c.qk_rope_head_dim = 8;
+  c.v_head_dim = 16;
+  return c;
+}
+
+/// Sets all weights of both models to the same numbers.
+void fill(Parameters& cpu, Parameters& gpu) {
+  std::vector<float> numbers;
+  for (ParamId id = 0; id < cpu.size(); ++id) {
+    const Philox random(1, static_cast<std::uint32_t>(id));
+    numbers.resize(static_cast<std::size_t>(cpu.spec(id).shape.num_elements()));
+    const bool is_norm = cpu.spec(id).shape.num_dims() == 1;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      numbers[i] = static_cast<float>(is_norm ? 1.0 + 0.1 * random.normal(i) : 0.1 * random.normal(i));
+    }
+    for (Parameters* parameters : {&cpu, &gpu}) parameters->set(id, 0, numbers);
+  }
+  for (ParamId id = 0; id < cpu.num_buffers(); ++id) {  // these biases change the choice of experts
+    for (Parameters* parameters : {&cpu, &gpu}) {
+      parameters->fill(parameters->buffer(id), [&](float* bias) {
+        for (std::int64_t e = 0; e < cpu.buffer(id).num_elements(); ++e) bias[e] = 0.02f * static_cast<float>(e % 3);
+      });
+    }
+  }
+}
+
+class DecoderCuda : public ::testing::TestWithParam<DType> {};
+
+TEST_P(DecoderCuda, LogitsAreThoseOfTheCpu) {
+  const DType compute = GetParam();
+  const double bound = compute == DType::kFloat32 ? 1e-5 : 3e-2;
+  for (const std::int64_t q_lora_rank : {0, 48}) {
+    ModelConfig config = small();
+    config.q_lora_rank = q_lora_rank;
+    config.original_seq_len = 16;
+    config.rope_factor = 4.0f;
+    cuda::Runtime runtime;
+    Model cpu(config, {.compute = compute, .seq_len = 1});
+    Model gpu(config, {.device = Device::kCuda, .compute = compute, .seq_len = 1});
+    cpu.parameters().allocate_weights(compute);
+    gpu.parameters().allocate_weights(compute, &runtime);
+    fill(cpu.parameters(), gpu.parameters());
+
+    const DecoderOptions options{.seq_len = 40, .num_slots = 2, .num_positions = 36};
+    Decoder on_cpu(cpu, options), on_gpu(gpu, options, &runtime);
+    std::int32_t next = 0;
+    const auto prompt = [&](std::size_t length) {
+      std::vector<std::int32_t> tokens(length);
+      for (std::int32_t& token : tokens) token = next++ * 37 % static_cast<std::int32_t>(config.vocab_size);
+      return tokens;
+    };
+    const auto fill_slot = [&](std::int64_t slot, std::size_t length) {
+      const std::vector<std::int32_t> tokens = prompt(length);
+      const auto expected = on_cpu.prefill(slot, tokens), logits = on_gpu.prefill(slot, tokens);
+      ASSERT_EQ(logits.size(), expected.size());
+      EXPECT_LE(relative_difference(logits, expected), bound) << "prompt of " << length;
+    };
+    fill_slot(0, 1);
+    fill_slot(1, 7);
+    for (int i = 0; i < 20; ++i) {
+      if (i == 10) fill_slot(0, 23);  // a larger arena: the graph is recorded anew
+      const std::vector<std::int32_t> tokens = prompt(2);
+      const auto expected = on_cpu.decode(tokens), logits = on_gpu.decode(tokens);
+      ASSERT_EQ(logits.size(), expected.size());
+      EXPECT_LE(relative_difference(logits, expected), bound) << "token " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, DecoderCuda, ::testing::Values(DType::kFloat32, DType::kBFloat16),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+}  // namespace
+}  // namespace tessera
