@@ -34,10 +34,15 @@ StorageOptions storage_options(const ModelConfig& config, const ModelOptions& op
                          .keep_gradients = options.keep_gradients,
                          .reduce = options.reduce};
   // A multi-token prediction module needs the embedding and the head beside its own unit and the next.
-  if (config.num_mtp_modules > 0) storage.at_once = {.layers = 2, .vocabulary = 2, .together = 4};
-  if (options.pairs_passes) {  // each has a layer and the next one
-    storage.at_once.layers += 2;
-    storage.at_once.together += 2;
+  if (config.num_mtp_modules > 0) {
+    storage.weights_at_once = storage.gradients_at_once = {.layers = 2, .vocabulary = 2, .together = 4};
+  }
+  if (options.pairs_passes) {
+    // Each pass has a layer's weights and the next one's. Only the backward has layers' gradients, and the forward the
+    // head's.
+    storage.weights_at_once.layers += 2;
+    storage.weights_at_once.together += 2;
+    storage.gradients_at_once.together += 1;
   }
   return storage;
 }

@@ -155,7 +155,8 @@ class Model {
   void set_warms_up(bool warms_up) { environment_.warms_up = environment_.loads_kernels = warms_up; }
   /// Says whether the calls that follow are to run all kernels that a graph may need.
   void set_loads_kernels(bool loads_kernels) { environment_.loads_kernels = loads_kernels; }
-  /// Returns what runs two passes in turns, with ModelOptions::pairs_passes. They must be of different stages.
+  /// Returns what runs two passes in turns, with ModelOptions::pairs_passes. They must not both have gradients of
+  /// one unit: they are of different stages, or there are no MTP modules.
   Turns& turns() { return turns_; }
   /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return moe_.dispatcher != nullptr && moe_.dispatcher->waits_for_gpu(); }

@@ -24,19 +24,19 @@ std::span<UnitSlots::Slot> UnitSlots::Slots::of(UnitId unit) {
   return std::span(all).subspan(range.begin, range.end - range.begin);
 }
 
-SlotLayout UnitSlots::layout(bool per_unit) const {
+SlotLayout UnitSlots::layout(bool per_unit, const SlotLayout::Counts& at_once) const {
   const std::vector<std::int64_t>& sizes = table_->unit_sizes();
   if (std::ranges::all_of(sizes, [](std::int64_t size) { return size == 0; })) return {};
   if (per_unit) return SlotLayout::per_unit(sizes.size());
   std::vector<SlotLayout::Unit> units;
   for (UnitId unit = 0; unit < sizes.size(); ++unit) units.push_back({sizes[unit], table_->is_of_vocabulary(unit)});
-  return SlotLayout::shared(units, options_.at_once);
+  return SlotLayout::shared(units, at_once);
 }
 
 std::size_t UnitSlots::num_bytes(DType compute) const {
   const std::vector<std::int64_t>& sizes = table_->unit_sizes();
-  return bytes_of(layout(options_.keep_gathered).begins(sizes).back(), compute) +
-         bytes_of(layout(options_.keep_gradients).begins(sizes).back(), DType::kFloat32);
+  return bytes_of(weight_layout().begins(sizes).back(), compute) +
+         bytes_of(gradient_layout().begins(sizes).back(), DType::kFloat32);
 }
 
 void UnitSlots::allocate(const Context& op, const Tensor& weights, const Tensor& gradients) {
@@ -44,8 +44,8 @@ void UnitSlots::allocate(const Context& op, const Tensor& weights, const Tensor&
   weights_ = weights;
   gradients_ = gradients;
   is_allocated_ = true;
-  make_slots(weight_slots_, options_.keep_gathered);
-  make_slots(gradient_slots_, options_.keep_gradients);
+  make_slots(weight_slots_, weight_layout());
+  make_slots(gradient_slots_, gradient_layout());
   weight_slots_.memory = Buffer(bytes_of(weight_slots_.begins.back(), weights.dtype()), op.target());
   gradient_slots_.memory = Buffer(bytes_of(gradient_slots_.begins.back(), DType::kFloat32), op.target());
 }
@@ -53,12 +53,12 @@ void UnitSlots::allocate(const Context& op, const Tensor& weights, const Tensor&
 void UnitSlots::allocate_meta(DType compute) {
   weights_ = Tensor(nullptr, {table_->flat_size()}, compute, Device::kMeta);
   gradients_ = Tensor(nullptr, {table_->flat_size()}, DType::kFloat32, Device::kMeta);
-  make_slots(weight_slots_, options_.keep_gathered);
-  make_slots(gradient_slots_, options_.keep_gradients);
+  make_slots(weight_slots_, weight_layout());
+  make_slots(gradient_slots_, gradient_layout());
 }
 
-void UnitSlots::make_slots(Slots& slots, bool per_unit) const {
-  slots.layout = layout(per_unit);
+void UnitSlots::make_slots(Slots& slots, SlotLayout layout) const {
+  slots.layout = std::move(layout);
   slots.begins = slots.layout.begins(table_->unit_sizes());
   slots.all.clear();
   slots.all.resize(slots.layout.num_slots());

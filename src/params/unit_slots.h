@@ -25,19 +25,21 @@ struct StorageOptions {
   bool keep_gradients = false;
   /// The type in which ranks send their gradients to be summed: float32, or bfloat16, whose sums are float32, too.
   DType reduce = DType::kFloat32;
-  /// How many units are in slots at once, if they share slots: one that is computed and one that is on its way.
-  SlotLayout::Counts at_once = {.layers = 2, .vocabulary = 1, .together = 2};
+  /// How many units' weights and gradients are in slots at once, if they share slots: one that is computed and one that
+  /// is on its way.
+  SlotLayout::Counts weights_at_once = {.layers = 2, .vocabulary = 1, .together = 2};
+  SlotLayout::Counts gradients_at_once = weights_at_once;
 };
 
 class UnitSlots {
  public:
   UnitSlots(const ParameterTable& table, const StorageOptions& options) : table_(&table), options_(options) {}
 
-  std::size_t num_slots() const { return layout(options_.keep_gathered).num_slots(); }
+  std::size_t num_slots() const { return weight_layout().num_slots(); }
   /// Returns where each slot of weights begins in memory that holds `sizes` for each unit, indexed by unit, and last
   /// the memory's size.
   std::vector<std::int64_t> slot_begins(std::span<const std::int64_t> sizes) const {
-    return layout(options_.keep_gathered).begins(sizes);
+    return weight_layout().begins(sizes);
   }
   std::size_t num_bytes(DType compute) const;
   /// Allocates the slots. `op` must outlive this. `weights` [flat size] has the type that layers compute in and is what
@@ -98,10 +100,13 @@ class UnitSlots {
     std::size_t index(const Slot& slot) const { return static_cast<std::size_t>(&slot - all.data()); }
   };
 
-  /// Returns which slots there are. With `per_unit` each unit has its own.
-  SlotLayout layout(bool per_unit) const;
+  /// Returns which slots there are for weights and for gradients.
+  SlotLayout weight_layout() const { return layout(options_.keep_gathered, options_.weights_at_once); }
+  SlotLayout gradient_layout() const { return layout(options_.keep_gradients, options_.gradients_at_once); }
+  /// With `per_unit` each unit has its own.
+  SlotLayout layout(bool per_unit, const SlotLayout::Counts& at_once) const;
   bool moves(UnitId unit) const { return !weight_slots_.all.empty() && table_->sharded_unit(unit); }
-  void make_slots(Slots& slots, bool per_unit) const;
+  void make_slots(Slots& slots, SlotLayout layout) const;
   Tensor in_slot(const Slots& slots, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
   Tensor local_in_slot(const Slots& slots, DType dtype, std::size_t slot, ParamId id) const;
   void start_gathering(UnitId unit, Slot& slot);

@@ -346,7 +346,7 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
     const auto is_probed = [&](const PipelinePass& pass) {
       return probe != nullptr && pass.micro_batch < static_cast<int>(num_probed);
     };
-    // A probe sees one micro-batch after the other.
+    // With a probe, passes run one after the other.
     if (model_.options().pairs_passes && actions[i].overlapped && !is_probed(actions[i].pass) &&
         !is_probed(*actions[i].overlapped)) {
       execute_pair(op, actions[i], micro_batches, scale, clock);

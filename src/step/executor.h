@@ -1,9 +1,10 @@
 // Runs the passes of a schedule on this rank, and plans the memory that they take. Without a pipeline the schedule has
-// one stage, and each micro-batch goes forward and backward before the next begins. With a pipeline, activations go to
+// one stage. Each micro-batch then goes forward and backward before the next begins, or its forward overlaps with the
+// backward of the one before (make_overlapped_schedule). With a pipeline, activations go to
 // the next stage's rank, and gradients to the rank of the stage before, while this rank goes on.
 //
 // A stage's forward keeps tensors of a micro-batch in a slot, which has an arena for them. A stage has as many slots as
-// it holds micro-batches at once. If that is one, without a pipeline, its tensors lie in the step's arena.
+// it holds micro-batches at once. Without a pipeline, and with one slot, the tensors lie in the step's arena.
 // Backwards that defer weight gradients keep more tensors, in further arenas. A rank has as many of these as it defers
 // backwards at once. What crosses to or from another rank has buffers of its own (parallel/pipeline_messages.h): inputs
 // until the end of their backward, outputs until they have arrived, and their gradients.

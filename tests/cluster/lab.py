@@ -116,6 +116,8 @@ def train_arguments(dataset, dump, steps, **keys):
         "model.args.vocab_size": 258, "model.args.dim": 32, "model.args.n_layers": 2, "model.args.n_heads": 2,
         "training.seq_len": 16, "training.local_batch_size": 1, "training.global_batch_size": 6,
         "training.num_threads": 1, "training.device": "cpu", "metrics.log_freq": 1,
+        # MPI's start has hung once, just after Slurm had added a node. The launcher then starts the next attempt.
+        "comm.init_timeout_seconds": 60,
     }
     values.update({name.replace("__", "."): value for name, value in keys.items()})
     return ["train"] + [f"--{name}={value}" for name, value in values.items()]

@@ -104,7 +104,7 @@ TEST(Parameters, GradientsOfProductsInSlotsAreAssignedFirst) {
   for (const bool keep : {false, true}) {
     comm_test::with_ranks(2, [&](ProcessGroup& world) {
       Parameters parameters(std::make_shared<Mesh>(world, resolve({}, 2)),
-                            {.keep_gradients = keep, .at_once = {.layers = 1, .vocabulary = 1, .together = 1}});
+                            {.keep_gradients = keep, .weights_at_once = {.layers = 1, .vocabulary = 1, .together = 1}});
       const ParamId norm = parameters.add({"norm", {5}, {}});
       const ParamId linear =
           parameters.add({.name = "linear", .shape = {3, 7}, .init = {}, .gemm = GemmKind::kLinear, .cut = {}});

@@ -8,11 +8,11 @@
 // The device computes which tokens go where (ep/domain_plan.h). The ranks with one place tell each other how many
 // tokens come. The host waits for these numbers, and then starts the all-to-alls. Expert ids cross with their tokens.
 // Choices of other rounds cross as choices without an expert. The tokens that came lie one domain behind the other. The
-// rest of the N·T tokens have no expert. On a GPU, a dispatch copies 4·(2N + 1) bytes to the host, and nothing to the
-// GPU.
+// rest of the N·T tokens have no expert. On a GPU, such a dispatch copies 4·(2N + 1) bytes to the host, and nothing to
+// the GPU.
 //
-// If there are two domains and room for any load, all tokens cross. Most have an expert in both domains anyway: with
-// experts chosen uniformly, all but 2^-K. Then nobody waits for numbers, and a step can be a graph.
+// If there are two domains and room for any load, all tokens cross. Most must cross anyway: with experts chosen
+// uniformly, all but 2^-K. Then nobody waits for numbers, and a step can be a graph.
 #pragma once
 
 #include "ep/backends/make_dispatcher.h"
