@@ -15,7 +15,8 @@ namespace tessera {
 void find_domains(const Context& context, const Tensor& expert_ids_TK, std::int64_t experts_per_domain,
                   const Tensor& domain_TN, const Tensor& num_tokens_N);
 
-/// Assigns what find_domains does if every token has an expert in every domain: d to domain_TN[t][d], T to num_tokens_N.
+/// Assigns what find_domains does if every token has an expert in every domain: d to domain_TN[t][d], T to
+/// num_tokens_N.
 void take_all_domains(const Context& context, const Tensor& domain_TN, const Tensor& num_tokens_N);
 
 /// Finds where the choices of tokens are among what is sent.

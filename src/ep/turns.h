@@ -2,8 +2,8 @@
 // arXiv 2412.19437, sec. 3.2.1). Each pass has a thread, and only one of them runs at a time.
 //
 // A pass makes calls of a dispatcher (ep/dispatcher.h). A call gives way when it has sent its tokens. Then the other
-// pass goes on until it is to make a call itself. It waits until the first call has ended. Its own call then begins, and
-// gives way to the first pass. So calls do not overlap each other, and passes compute between their calls by turns:
+// pass goes on until it is to make a call itself. It waits until the first call has ended. Its own call then begins,
+// and gives way to the first pass. So calls do not overlap each other, and passes compute between their calls by turns:
 //
 //   first    [compute] call ......... end [compute]           call ....
 //   second                  [compute]               call ...       end [compute]
