@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include "base/error.h"
+
 namespace tessera {
 namespace {
 
