@@ -77,11 +77,15 @@ void Turns::switch_over() {
   changed_.wait(lock, [&] { return running_ == pass; });
 }
 
-void Turns::let_other_run() {
+void Turns::pause() {
   const int pass = running_;
   if (hooks_.pause) hooks_.pause(pass);
   switch_over();
   if (hooks_.resume) hooks_.resume(pass);
+}
+
+void Turns::let_other_run() {
+  pause();
   if (error_) throw OtherFailed();
 }
 
@@ -100,11 +104,7 @@ void Turns::enter() {
 void Turns::leave(bool succeeds) {
   if (!is_active_) return;
   own().is_in_call = false;
-  if (!succeeds || other().state != State::kAtCall) return;
-  const int pass = running_;
-  if (hooks_.pause) hooks_.pause(pass);
-  switch_over();
-  if (hooks_.resume) hooks_.resume(pass);
+  if (succeeds && other().state == State::kAtCall) pause();
 }
 
 void Turns::give_way() {

@@ -79,7 +79,9 @@ class Turns {
   void leave(bool succeeds);
   /// Lets the other pass run, and returns when this one is to go on.
   void switch_over();
-  /// Does the same with the hooks. Throws if the other pass has failed.
+  /// Does the same, and calls the hooks before and after it.
+  void pause();
+  /// Pauses, and throws if the other pass has failed.
   void let_other_run();
   /// Runs a pass to its end, unless the other one has failed.
   void run_pass(const Body& body);

@@ -77,7 +77,7 @@ class Executor {
 
   bool is_pipeline() const { return schedule_.num_stages() > 1; }
   /// Returns whether slots have memory of their own.
-  bool has_slots() const { return is_pipeline() || pairs_passes(schedule_, mesh_.pp.rank()); }
+  bool has_slots() const { return is_pipeline() || stages_.front().num_slots > 1; }
   int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; }
   bool is_local(int stage) const { return rank_of(stage) == mesh_.pp.rank(); }
   LocalStage& local(int stage);
