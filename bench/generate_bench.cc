@@ -15,60 +15,7 @@ namespace {
 
 constexpr std::int64_t kContext = 512;
 
-/// A model with random weights, and texts that fill its context.
-class Bench {
- public:
-  Bench(DType compute, std::int64_t num_slots)
-      : model_(ModelConfig{}, {.compute = compute, .seq_len = kContext}),
-        decoder_(model_, {.seq_len = kContext, .num_slots = num_slots, .num_positions = 2 * kContext}) {
-    Parameters& parameters = model_.parameters();
-    parameters.allocate_weights(compute);
-    std::vector<float> numbers;
-    for (ParamId id = 0; id < parameters.size(); ++id) {
-      const Philox random(1, static_cast<std::uint32_t>(id));
-      numbers.resize(static_cast<std::size_t>(parameters.spec(id).shape.num_elements()));
-      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = 0.02f * static_cast<float>(random.normal(i));
-      parameters.set(id, 0, numbers);
-    }
-    for (std::int64_t i = 0; i < kContext; ++i) {
-      text_.push_back(static_cast<std::int32_t>(i * 7919 % model_.config().vocab_size));
-    }
-    tokens_.assign(static_cast<std::size_t>(num_slots), 5);
-    prefill();
-  }
-
-  void prefill() {
-    for (std::size_t slot = 0; slot < tokens_.size(); ++slot) decoder_.prefill(static_cast<std::int64_t>(slot), text_);
-  }
-  void decode() { benchmark::DoNotOptimize(decoder_.decode(tokens_).data()); }
-
- private:
-  Model model_;
-  Decoder decoder_;
-  std::vector<std::int32_t> text_, tokens_;
-};
-
-void from_cache(benchmark::State& state, DType compute) {
-  Bench bench(compute, state.range(0));
-  std::int64_t at = 0;
-  for (auto _ : state) {
-    bench.decode();
-    if (++at % 32 == 0) {  // the context stays near 512 tokens
-      state.PauseTiming();
-      bench.prefill();
-      state.ResumeTiming();
-    }
-  }
-  state.SetItemsProcessed(state.iterations() * state.range(0));
-}
-
-void recomputing(benchmark::State& state, DType compute) {
-  Bench bench(compute, 1);
-  for (auto _ : state) bench.prefill();
-  state.SetItemsProcessed(state.iterations());
-}
-
-/// Fills all weights with one block of random numbers, again and again: drawing 4 billion would take minutes.
+/// Fills all weights with one block of random numbers, again and again: drawing 4 billion for a GPU would take minutes.
 void fill(Parameters& parameters) {
   std::vector<float> block(std::size_t{1} << 24);
   const Philox random(1, stream_of("bench.generate"));
@@ -82,23 +29,63 @@ void fill(Parameters& parameters) {
   }
 }
 
+/// A model with random weights, and texts that fill its context. `cuda` is null on a CPU.
+class Bench {
+ public:
+  Bench(const ModelConfig& config, DType compute, std::int64_t num_slots, cuda::Runtime* cuda = nullptr)
+      : model_(config,
+               {.device = cuda == nullptr ? Device::kCpu : Device::kCuda, .compute = compute, .seq_len = kContext}),
+        decoder_(model_, {.seq_len = kContext, .num_slots = num_slots, .num_positions = 2 * kContext}, cuda) {
+    model_.parameters().allocate_weights(compute, cuda);
+    fill(model_.parameters());
+    for (std::int64_t i = 0; i < kContext; ++i) {
+      text_.push_back(static_cast<std::int32_t>(i * 7919 % config.vocab_size));
+    }
+    tokens_.assign(static_cast<std::size_t>(num_slots), 5);
+    prefill();
+  }
+
+  const Model& model() const { return model_; }
+  void prefill() {
+    for (std::size_t slot = 0; slot < tokens_.size(); ++slot) decoder_.prefill(static_cast<std::int64_t>(slot), text_);
+  }
+  void decode() { benchmark::DoNotOptimize(decoder_.decode(tokens_).data()); }
+
+ private:
+  Model model_;
+  Decoder decoder_;
+  std::vector<std::int32_t> text_, tokens_;
+};
+
+void from_cache(benchmark::State& state, DType compute) {
+  Bench bench(ModelConfig{}, compute, state.range(0));
+  std::int64_t at = 0;
+  for (auto _ : state) {
+    bench.decode();
+    if (++at % 32 == 0) {  // the context stays near 512 tokens
+      state.PauseTiming();
+      bench.prefill();
+      state.ResumeTiming();
+    }
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+
+void recomputing(benchmark::State& state, DType compute) {
+  Bench bench(ModelConfig{}, compute, 1);
+  for (auto _ : state) bench.prefill();
+  state.SetItemsProcessed(state.iterations());
+}
+
 void on_gpu(benchmark::State& state) {
   const ModelConfig config = parse_job_config("", {"--model.flavor=16B", "--model.args.n_layers=8"}).model.args;
   const std::shared_ptr<cuda::Runtime> runtime = cuda::make_runtime();
-  Model model(config, {.device = Device::kCuda, .seq_len = kContext});
-  model.parameters().allocate_weights(model.options().compute, runtime.get());
-  fill(model.parameters());
-  Decoder decoder(model, {.seq_len = kContext, .num_slots = state.range(0), .num_positions = 2 * kContext},
-                  runtime.get());
-  std::vector<std::int32_t> text;
-  for (std::int64_t i = 0; i < kContext; ++i) text.push_back(static_cast<std::int32_t>(i * 7919 % config.vocab_size));
-  for (std::int64_t slot = 0; slot < state.range(0); ++slot) decoder.prefill(slot, text);
-  const std::vector<std::int32_t> tokens(static_cast<std::size_t>(state.range(0)), 5);
-  for (int i = 0; i < 3; ++i) decoder.decode(tokens);  // loads kernels, and records the graph
-  for (auto _ : state) benchmark::DoNotOptimize(decoder.decode(tokens).data());
+  Bench bench(config, DType::kBFloat16, state.range(0), runtime.get());
+  for (int i = 0; i < 3; ++i) bench.decode();  // loads kernels, and records the graph
+  for (auto _ : state) bench.decode();
   state.SetItemsProcessed(state.iterations() * state.range(0));
   if (state.range(0) > 1) return;
-  const ParameterCounts counts = model.count_parameters();
+  const ParameterCounts counts = bench.model().count_parameters();
   state.SetBytesProcessed(state.iterations() * 2 * (counts.active - counts.embedding));  // of bfloat16
 }
 

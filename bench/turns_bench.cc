@@ -14,35 +14,20 @@
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "tests/comm/delayed_transport.h"
+#include "tests/step/small_model.h"
 
 namespace tessera {
 namespace {
 
-constexpr const char* kConfig = R"(
-[model.args]
-vocab_size = 96
-dim = 512
-n_layers = 8
-n_dense_layers = 1
-n_heads = 4
-inter_dim = 512
-moe_inter_dim = 256
-num_experts = 8
-num_shared_experts = 1
-top_k = 3
-q_lora_rank = 0
-kv_lora_rank = 32
-qk_nope_head_dim = 16
-qk_rope_head_dim = 8
-v_head_dim = 16
-[training]
-seq_len = 128
-local_batch_size = 8
-[parallelism]
-expert_parallel_degree = 2
-[activation_checkpoint]
-mode = "selective"
-)";
+/// The tests' model with more layers, and wide enough to compute for a millisecond between two calls.
+const std::vector<std::string> kOverrides = {"--model.args.dim=512",
+                                             "--model.args.n_layers=8",
+                                             "--model.args.inter_dim=512",
+                                             "--model.args.moe_inter_dim=256",
+                                             "--training.seq_len=128",
+                                             "--training.local_batch_size=8",
+                                             "--parallelism.expert_parallel_degree=2",
+                                             "--activation_checkpoint.mode=selective"};
 constexpr std::size_t kNumMicroBatches = 8;
 
 /// What is measured: a mesh, and the key that has its passes run in turns.
@@ -74,9 +59,10 @@ double measure(const Case& measured, double delay_ms, bool in_turns, int num_ste
   run_rank_threads(measured.num_ranks, [&](std::unique_ptr<Transport> transport) {
     set_num_threads(1);
     Ranks ranks(std::make_unique<SlowExperts>(std::move(transport), delay_ms), Progress::Seconds(60.0));
-    std::vector<std::string> overrides = measured.overrides;
+    std::vector<std::string> overrides = kOverrides;
+    overrides.insert(overrides.end(), measured.overrides.begin(), measured.overrides.end());
     overrides.push_back(fmt::format("--parallelism.{}={}", measured.key, in_turns));
-    const JobConfig config = parse_job_config(kConfig, overrides);
+    const JobConfig config = parse_job_config(kSmallModel, overrides);
     const auto mesh = std::make_shared<Mesh>(ranks.world(), resolve(config.mesh_degrees(), measured.num_ranks));
     TrainingStep step(config, mesh, Device::kCpu, nullptr);
     step.allocate();

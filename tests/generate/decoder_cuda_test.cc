@@ -1,30 +1,15 @@
 // Compares decoding on a GPU with decoding on the CPU: logits after every token.
 #include <gtest/gtest.h>
 
+#include "config/job_config.h"
 #include "generate/decoder.h"
 #include "ops/runtime/runtime.h"
 #include "tensor/philox.h"
 #include "tests/compare.h"
+#include "tests/step/small_model.h"
 
 namespace tessera {
 namespace {
-
-ModelConfig small() {
-  ModelConfig c;
-  c.vocab_size = 104;
-  c.dim = 64;
-  c.inter_dim = 96;
-  c.moe_inter_dim = 32;
-  c.n_layers = 3;
-  c.n_heads = 4;
-  c.num_experts = 8;
-  c.top_k = 3;
-  c.kv_lora_rank = 32;
-  c.qk_nope_head_dim = 16;
-  c.qk_rope_head_dim = 8;
-  c.v_head_dim = 16;
-  return c;
-}
 
 /// Sets all weights of both models to the same numbers.
 void fill(Parameters& cpu, Parameters& gpu) {
@@ -53,7 +38,7 @@ TEST_P(DecoderCuda, LogitsAreThoseOfTheCpu) {
   const DType compute = GetParam();
   const double bound = compute == DType::kFloat32 ? 1e-5 : 3e-2;
   for (const std::int64_t q_lora_rank : {0, 48}) {
-    ModelConfig config = small();
+    ModelConfig config = parse_job_config(kSmallModel).model.args;
     config.q_lora_rank = q_lora_rank;
     config.original_seq_len = 16;
     config.rope_factor = 4.0f;
