@@ -32,7 +32,12 @@ void fill(Parameters& cpu, Parameters& gpu) {
   }
 }
 
-class DecoderCuda : public ::testing::TestWithParam<DType> {};
+class DecoderCuda : public ::testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
+  }
+};
 
 TEST_P(DecoderCuda, LogitsAreThoseOfTheCpu) {
   const DType compute = GetParam();
