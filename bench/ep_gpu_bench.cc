@@ -21,6 +21,7 @@
 #include "ep/dispatcher.h"
 #include "ops/runtime/runtime.h"
 #include "tensor/philox.h"
+#include "tests/ep/whole_calls.h"
 
 namespace tessera {
 namespace {
@@ -78,6 +79,7 @@ void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape
                                 .num_sms = num_sms};
   const auto dispatcher = groups.across.size() == 1 ? make_dispatcher(DispatchBackend::kDirect, group, options)
                                                     : make_two_level_dispatcher(groups, options);
+  const ep_test::WholeCalls whole(*dispatcher);
   std::array<double, kCalls.size()> us{};
   const auto pass = [&](Arena& arena) {
     const Context op{.arena = &arena, .cuda = &runtime};
@@ -101,14 +103,12 @@ void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape
       x_RD.rows = d_out_RD.rows = packed;
     }
     const std::array<std::function<void()>, kCalls.size()> calls = {
-        [&] { dispatcher->dispatch(op, y_tD, saved, x_RD); },
-        [&] { dispatcher->dispatch_again(op, y_tD, saved, x_RD); },
-        [&] { dispatcher->combine(op, rows_RD, saved, out_tD, Write::kAssign); },
-        [&] { dispatcher->combine_backward(op, y_tD, saved, d_out_RD); },
-        [&] {
-          dispatcher->dispatch_backward(op, rows_RD, saved.weights_R, saved, out_tD, Write::kAssign, d_weights_tK);
-        },
-        [&] { dispatcher->dispatch_again(op, payload_tD, saved, x_RD); }};
+        [&] { whole.dispatch(op, y_tD, saved, x_RD); },
+        [&] { whole.dispatch_again(op, y_tD, saved, x_RD); },
+        [&] { whole.combine(op, rows_RD, saved, out_tD, Write::kAssign); },
+        [&] { whole.combine_backward(op, y_tD, saved, d_out_RD); },
+        [&] { whole.dispatch_backward(op, rows_RD, saved.weights_R, saved, out_tD, Write::kAssign, d_weights_tK); },
+        [&] { whole.dispatch_again(op, payload_tD, saved, x_RD); }};
     if (op.measuring()) {
       for (const auto& call : calls) call();
       return;

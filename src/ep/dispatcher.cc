@@ -5,7 +5,9 @@
 #include <limits>
 #include <numeric>
 
+#include "ep/domain_exchange.h"
 #include "ep/host_numbers.h"
+#include "ep/rows.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/kit/checks.h"
 #include "ops/kit/gemm_operand.h"
@@ -29,6 +31,24 @@ Dispatcher::Dispatcher(const DispatchOptions& options, int num_ranks) : options_
           options.max_tokens, num_ranks, most, options.capacity_factor);
 }
 
+Dispatcher::~Dispatcher() = default;
+
+void Dispatcher::allocate() {
+  do_allocate();
+  if (exchange_ != nullptr) exchange_->allocate();
+}
+
+bool Dispatcher::waits_for_gpu() const {
+  return calls_wait_for_gpu() || (exchange_ != nullptr && exchange_->waits_for_gpu());
+}
+
+void Dispatcher::set_turns(Turns* turns) {
+  turns_ = turns;
+  if (exchange_ != nullptr) exchange_->set_turns(turns);
+}
+
+void Dispatcher::set_exchange(std::unique_ptr<DomainExchange> exchange) { exchange_ = std::move(exchange); }
+
 std::int64_t Dispatcher::max_rows(std::int64_t num_tokens, std::int64_t alignment) const {
   const std::int64_t any_load = num_ranks_ * num_tokens * std::min(options_.top_k, num_local_experts());
   const double balanced = balanced_rows(num_tokens);
@@ -40,6 +60,13 @@ std::int64_t Dispatcher::max_rows(std::int64_t num_tokens, std::int64_t alignmen
 double Dispatcher::expected_rows(std::int64_t num_tokens, std::int64_t alignment) const {
   const double padding = 0.5 * static_cast<double>(num_local_experts() * (alignment - 1));
   return std::min(balanced_rows(num_tokens) + padding, static_cast<double>(max_rows(num_tokens, alignment)));
+}
+
+DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer& layer,
+                                         const TokenRouting& routing) const {
+  if (exchange_ == nullptr) return allocate_round(op, {.layer = layer, .routing = routing});
+  auto exchange = std::make_shared<const DomainExchangeSaved>(exchange_->allocate_saved(op, routing));
+  return allocate_round(op, {.layer = layer, .routing = exchange->within, .exchange = exchange});
 }
 
 DispatchSaved Dispatcher::allocate_round(const Context& op, DispatchSaved saved) const {
@@ -54,14 +81,10 @@ DispatchSaved Dispatcher::allocate_round(const Context& op, DispatchSaved saved)
   TESSERA_CHECK_TENSOR(routing.counts_E, DType::kInt32, {options_.num_experts});
   TESSERA_CHECK(saved.round == 0 || has_rounds(), "{}: round {}", layer.name, saved.round);
   saved.num_rounds = std::make_shared<std::int64_t>(1);
-  allocate_rows(op, saved);
-  allocate_backend(op, saved);
-  return saved;
-}
-
-void Dispatcher::allocate_rows(const Context& op, DispatchSaved& saved) const {
   saved.offsets_e1 = op.arena->allocate({num_local_experts() + 1}, DType::kInt32);
   saved.weights_R = op.arena->allocate({max_rows(saved.num_tokens(), saved.layer.alignment)}, DType::kFloat32);
+  allocate_backend(op, saved);
+  return saved;
 }
 
 void Dispatcher::check_tokens(const Tensor& y_tD, const DispatchSaved& saved) const {
@@ -80,18 +103,7 @@ void Dispatcher::check_rows(const GemmOperand& x_RD, const DispatchSaved& saved)
 
 void Dispatcher::note(const Context& op, const char* call, PayloadPrecision precision,
                       const DispatchSaved& saved) const {
-  if (op.record == nullptr || !op.measuring() || num_ranks_ == 1) return;
-  const auto dim = static_cast<double>(options_.dim);
-  const double row_bytes = precision == PayloadPrecision::kMxfp8 ? dim * (1.0 + 1.0 / mx::kBlock)
-                                                                 : dim * static_cast<double>(size_of(options_.dtype));
-  op.record->begin_transfer(
-      {.kind = call,
-       .axis = options_.num_domains > 1 ? "ep_within" : "ep",
-       .num_ranks = num_ranks_,
-       .bytes = static_cast<double>(saved.num_tokens()) * row_bytes,
-       .choices = {.num_experts = options_.num_experts, .top_k = options_.top_k, .num_domains = options_.num_domains},
-       .layer = std::string(saved.layer.name),
-       .pass = {}});
+  if (saved.exchange == nullptr) ep::record_call(op, call, options_, num_ranks_, precision, saved.routing, saved.layer);
 }
 
 std::int64_t Dispatcher::found_rounds(const Context& /*op*/, const DispatchSaved& first) const {

@@ -14,13 +14,17 @@
 //              counts.
 //   direct     stores into the other ranks' windows (ep/direct/protocol.h). A token crosses once per rank. On GPUs the
 //              host waits for nothing, and learns of failures when it asks (check).
-//   two-level  uses direct within domains of ranks that reach each other's memory, and all-to-alls that the host drives
-//              between domains. A token crosses once per domain. An expert's rows are in the order of their ranks'
-//              places in their domains, then of the domains, then of each rank.
+//
+// Several domains. The ranks of a domain reach each other's memory, those of other domains do not. Then an exchange
+// (ep/domain_exchange.h) brings each token once to every domain that has one of its experts, and brings sums back. In
+// front of the calls of this dispatcher, which is direct, and behind them, callers call it. The dispatcher's "tokens"
+// are those that came, and its experts are the domain's. An expert's rows are in the order of their ranks' places in
+// their domains, then of the domains, then of each rank.
 //
 // Sums. Both standard and direct sum a token's rows rank by rank, ascending. On each rank they sum in the order of k,
 // in float32, and round to the layer's type. Then they sum these in float32 and round once. So both give the same bits.
-// Two-level sums so within a domain. Then it adds the domains' sums, ascending, in float32, and rounds once more.
+// Over several domains, a domain sums so. The exchange adds the domains' sums, ascending, in float32, and rounds once
+// more.
 //
 // Rounds. A rank has room for R rows. Where a rank gets more, they are worked off in rounds: `dispatch` finds how many
 // there are, all ranks agree, and round i has each rank's rows [i·R, (i+1)·R). A later round is allocated like a layer,
@@ -58,10 +62,14 @@ struct TokenRouting {
   Tensor counts_E;       // int32: (token, k) pairs per expert
 };
 
+class DomainExchange;
+struct DomainExchangeSaved;
+
 /// Holds what a layer keeps from its dispatch for the other calls. The routing's tensors must live as long.
 struct DispatchSaved {
   DispatchLayer layer;
-  TokenRouting routing;
+  TokenRouting routing;                                      // over several domains, of the tokens that came
+  std::shared_ptr<const DomainExchangeSaved> exchange = {};  // null in one domain
   std::int64_t round = 0;
   // The members below are written by dispatch.
   // The number of rounds that this layer's rows need. A GPU that counts them has the number of later rounds and the
@@ -91,7 +99,7 @@ struct DispatchSaved {
 /// not wait for the GPU do not throw it. check() does instead.
 class Dispatcher {
  public:
-  virtual ~Dispatcher() = default;
+  virtual ~Dispatcher();
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
@@ -99,31 +107,37 @@ class Dispatcher {
   virtual std::size_t window_bytes() const { return 0; }
   /// Allocates the windows. All ranks must call it together, before the first call that does not measure. Throws Error
   /// if there is not enough memory.
-  virtual void allocate() {}
+  void allocate();
   /// Returns the number of SMs that a call takes, while the others are free for other work. 0 means that a call takes
   /// all of them for a short time.
   virtual int num_sms() const { return 0; }
-  /// Returns whether calls wait for the GPU, and so cannot be parts of a graph.
-  virtual bool waits_for_gpu() const { return false; }
+  /// Returns whether calls of this or of its exchange wait for the GPU, and so cannot be parts of a graph.
+  bool waits_for_gpu() const;
   /// Returns whether a load may exceed the room, and takes rounds then.
-  bool has_rounds() const { return options_.capacity_factor > 0.0 && num_ranks_ > 1; }
+  bool has_rounds() const { return options_.capacity_factor > 0.0 && num_ranks_ * options_.num_domains > 1; }
   /// Makes the calls of two passes take turns. Rows are then never left in the window, where the other pass's call
   /// would overwrite them. Must be called before a step is measured. `turns` must outlive this.
-  void set_turns(Turns* turns) { turns_ = turns; }
+  void set_turns(Turns* turns);
+  /// Puts an exchange in front, for one of several domains. Must be called before anything is allocated.
+  void set_exchange(std::unique_ptr<DomainExchange> exchange);
+  /// Returns null if there is one domain.
+  DomainExchange* exchange() const { return exchange_.get(); }
   /// Throws if a GPU's calls up to now have found that a rank did not come. Calls do nothing after that.
   virtual void check() {}
 
   std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
   /// Returns the number of those rows that a balanced load uses, with half an alignment of padding per expert.
   double expected_rows(std::int64_t num_tokens, std::int64_t alignment) const;
-  /// Allocates what a layer keeps of its first round, from op's arena.
-  DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing) const {
-    return allocate_round(op, {.layer = layer, .routing = routing});
-  }
+  /// Allocates what a layer keeps of its first round, from op's arena, and what the exchange keeps. `routing` is of
+  /// this rank's tokens and of all experts.
+  DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing) const;
   /// Allocates the same for a later round of `first`.
   DispatchSaved allocate_later(const Context& op, const DispatchSaved& first, std::int64_t round) const {
-    return allocate_round(op,
-                          {.layer = first.layer, .routing = first.routing, .round = round, .rounds_2 = first.rounds_2});
+    return allocate_round(op, {.layer = first.layer,
+                               .routing = first.routing,
+                               .exchange = first.exchange,
+                               .round = round,
+                               .rounds_2 = first.rounds_2});
   }
   /// Returns the number of rounds that the last dispatch of this layer has found. It waits for a GPU that counts them.
   /// While a step is measured it is the number of rounds that differ in what they allocate: 2 where rounds are
@@ -190,8 +204,8 @@ class Dispatcher {
  private:
   /// Completes what a layer keeps of a round.
   DispatchSaved allocate_round(const Context& op, DispatchSaved saved) const;
-  /// Allocates offsets_e1 and weights_R.
-  virtual void allocate_rows(const Context& op, DispatchSaved& saved) const;
+  virtual void do_allocate() {}
+  virtual bool calls_wait_for_gpu() const { return false; }
   /// Returns the number of rounds that the last dispatch has found.
   virtual std::int64_t found_rounds(const Context& op, const DispatchSaved& first) const;
   // The functions below are the backend's part of each call, after the operands were checked. They are also called when
@@ -211,7 +225,7 @@ class Dispatcher {
   virtual Tensor do_rows_in_window(const Context& /*op*/, const DispatchSaved& /*saved*/) const { return {}; }
   virtual Tensor do_gradients_in_window(const Context& /*op*/, const DispatchSaved& /*saved*/) const { return {}; }
 
-  /// Records a call of a dry run, which transfers nothing.
+  /// Records a call of a dry run. Where there is an exchange, its calls stand for both.
   void note(const Context& op, const char* call, PayloadPrecision precision, const DispatchSaved& saved) const;
   void check_tokens(const Tensor& y_tD, const DispatchSaved& saved) const;
   void check_payload(const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved) const;
@@ -220,6 +234,7 @@ class Dispatcher {
   DispatchOptions options_;
   int num_ranks_;
   Turns* turns_ = nullptr;
+  std::unique_ptr<DomainExchange> exchange_;
 };
 
 }  // namespace tessera

@@ -63,6 +63,21 @@ Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecisio
   return payload;
 }
 
+void record_call(const Context& op, const char* call, const DispatchOptions& options, int num_ranks,
+                 PayloadPrecision precision, const TokenRouting& routing, const DispatchLayer& layer) {
+  if (op.record == nullptr || !op.measuring() || num_ranks == 1) return;
+  const auto dim = static_cast<double>(options.dim);
+  const double row_bytes = precision == PayloadPrecision::kMxfp8 ? dim * (1.0 + 1.0 / mx::kBlock)
+                                                                 : dim * static_cast<double>(size_of(options.dtype));
+  op.record->begin_transfer({.kind = call,
+                             .axis = "ep",
+                             .num_ranks = num_ranks,
+                             .bytes = static_cast<double>(routing.expert_ids_tK.dim(0)) * row_bytes,
+                             .choices = {.num_experts = options.num_experts, .top_k = options.top_k},
+                             .layer = std::string(layer.name),
+                             .pass = {}});
+}
+
 namespace {
 
 /// Delivers rows on a GPU with existing operators.

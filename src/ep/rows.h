@@ -31,6 +31,10 @@ Payload allocate_payload(std::int64_t num_rows, std::int64_t dim, DType dtype, P
 /// Returns y_tD as a payload of this precision. It takes a form that y_tD has, or quantizes y_tD into scratch memory.
 Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision);
 
+/// Records a call of a dry run, which transfers nothing.
+void record_call(const Context& op, const char* call, const DispatchOptions& options, int num_ranks,
+                 PayloadPrecision precision, const TokenRouting& routing, const DispatchLayer& layer);
+
 /// Assigns row source_of_row_R[r] (int32) of `received` to row r of x_RD, in its defined forms, and 0 where the source
 /// is -1. It delivers num_rows_1[0] rows. `dtype` is the type of the numbers. On a CPU, x_RD.plain may be
 /// received.plain. Then a row that is its own source stays, and every source must be its own source.

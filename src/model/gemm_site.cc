@@ -249,13 +249,16 @@ Tensor DeferredWgrads::keep(const LayerContext& context, const Tensor& tensor) c
   return copied;
 }
 
+mx::Quantized DeferredWgrads::keep(const LayerContext& context, const mx::Quantized& quantized) const {
+  return {keep(context, quantized.elements), keep(context, quantized.scales), quantized.format};
+}
+
 GemmOperand DeferredWgrads::keep(const LayerContext& context, const GemmSite& site, const GemmOperand& operand) const {
   GemmOperand result;
   if (is_high(context.precision(site.id()).wgrad)) {
     result.plain = keep(context, operand.plain);
   } else {
-    result.columns = {keep(context, operand.columns.elements), keep(context, operand.columns.scales),
-                      operand.columns.format};
+    result.columns = keep(context, operand.columns);
   }
   return result;
 }
@@ -271,8 +274,10 @@ void DeferredWgrads::add(const LayerContext& context, const GemmSite& site, cons
 }
 
 void DeferredWgrads::add_dispatched(const LayerContext& context, const GroupedSite& site, const GemmOperand& d_y,
-                                    const Tensor& y_tD, const DispatchSaved& dispatch) {
-  push({&site, keep(context, site, d_y), keep(context, y_tD), keep(context, dispatch.offsets_e1), &dispatch});
+                                    const GemmOperand& y, const DispatchSaved& dispatch) {
+  GemmOperand kept = keep(context, y.plain);
+  kept.rows = keep(context, y.rows);
+  push({&site, keep(context, site, d_y), kept, keep(context, dispatch.offsets_e1), &dispatch});
 }
 
 void DeferredWgrads::run(const LayerContext& context) {
@@ -281,7 +286,7 @@ void DeferredWgrads::run(const LayerContext& context) {
     std::optional<StepRecord::Rows> rows;  // of a grouped site: a balanced load uses fewer than there is room for
     if (wgrad.offsets_E1.defined()) {
       const Dispatcher& dispatcher = *context.model->dispatcher;
-      const std::int64_t tokens = context.num_local_tokens();
+      const std::int64_t tokens = context.num_local_tokens() * dispatcher.options().num_domains;
       const std::int64_t alignment = wgrad.site->row_alignment(*context.model->quantized);
       const std::string& site = wgrad.site->name();
       rows.emplace(context.op.record, std::string_view(site).substr(0, site.rfind(".experts")),
@@ -293,7 +298,7 @@ void DeferredWgrads::run(const LayerContext& context) {
       x = allocate_operand(context, {wgrad.dispatch->num_rows(), context.config().dim},
                            wgrad.site->product_forms(context).wgrad,
                            dispatcher.rows_in_window(context.op, *wgrad.dispatch));
-      dispatcher.dispatch_again(context.op, wgrad.x.plain, *wgrad.dispatch, x);
+      dispatcher.dispatch_again(context.op, wgrad.x, *wgrad.dispatch, x);
     }
     wgrad.site->compute_wgrad(context, wgrad.d_y, x, wgrad.offsets_E1);
   }

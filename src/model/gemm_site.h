@@ -150,10 +150,10 @@ class DeferredWgrads {
   /// `site` must outlive this. `offsets_E1` is defined for a grouped site only.
   void add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y, const GemmOperand& x,
            const Tensor& offsets_E1);
-  /// Does the same for a grouped site whose input is what a dispatch of y_tD gives. run() dispatches y_tD again,
-  /// because the rows of the experts take much memory. `dispatch` must outlive this.
-  void add_dispatched(const LayerContext& context, const GroupedSite& site, const GemmOperand& d_y, const Tensor& y_tD,
-                      const DispatchSaved& dispatch);
+  /// Does the same for a grouped site whose input is what a dispatch of y gives. run() dispatches y again, because the
+  /// rows of the experts take much memory. `dispatch` must outlive this.
+  void add_dispatched(const LayerContext& context, const GroupedSite& site, const GemmOperand& d_y,
+                      const GemmOperand& y, const DispatchSaved& dispatch);
   /// Computes the gradients in the order of add(), and forgets them.
   void run(const LayerContext& context);
 
@@ -162,9 +162,10 @@ class DeferredWgrads {
     const GemmSite* site;
     GemmOperand d_y, x;
     Tensor offsets_E1;
-    const DispatchSaved* dispatch = nullptr;  // if it is not null, x.plain is y_tD, and x is dispatched again
+    const DispatchSaved* dispatch = nullptr;  // if it is not null, x is y, which is dispatched again
   };
   Tensor keep(const LayerContext& context, const Tensor& tensor) const;
+  mx::Quantized keep(const LayerContext& context, const mx::Quantized& quantized) const;
   /// Keeps the form of an operand that the site's product reads.
   GemmOperand keep(const LayerContext& context, const GemmSite& site, const GemmOperand& operand) const;
   void push(const Wgrad& wgrad);

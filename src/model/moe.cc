@@ -95,6 +95,11 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
   if (context.recompute != Recompute::kSelective) {
     saved.rows.x_RD =
         allocate_operand(context, {saved.rows.dispatch.num_rows(), config.dim}, w13_.product_forms(context).wgrad);
+    const Dispatcher& dispatcher = *context.model->dispatcher;
+    if (dispatcher.exchange() != nullptr && dispatcher.has_rounds()) {
+      saved.crossed = dispatcher.exchange()->allocate_tokens(context.op, saved.rows.dispatch,
+                                                             dispatcher.options().dispatch_forward);
+    }
   }
 }
 
@@ -123,9 +128,17 @@ void Moe::balance(const LayerContext& context, const RouterOptions& options, con
   balance_loss(context.op, options, sums_B2E, routing.balance_f_BE, loss_1);
 }
 
-void Moe::experts_forward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows, const Tensor& out_tD,
+template <typename Transfer>
+void Moe::run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer) const {
+  SideStream side(context.op, beside ? num_sms_of_dispatch(context) : 0);
+  if (beside) beside(context.with_op(side.op()));
+  transfer();
+  side.join();
+}
+
+void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, const ExpertRows& rows, const Tensor& out,
                           Write write, const Beside& beside_dispatch) const {
-  TESSERA_DIMS(y_tD, rows.h_R2F);
+  TESSERA_DIMS(rows.h_R2F);
   const ModelConfig& config = context.config();
   const Context& op = context.op;
   Dispatcher& dispatcher = *context.model->dispatcher;
@@ -139,38 +152,31 @@ void Moe::experts_forward(const LayerContext& context, const Tensor& y_tD, const
                        keeps ? rows.x_RD : dispatcher.rows_in_window(op, rows.dispatch));
   {
     const ArenaScope side_scope(*op.arena);
-    SideStream side(op, beside_dispatch ? num_sms_of_dispatch(context) : 0);
-    if (beside_dispatch) beside_dispatch(context.with_op(side.op()));
-    dispatcher.dispatch(op, y_tD, rows.dispatch, x_RD);
-    side.join();
+    run_beside(context, beside_dispatch, [&] { dispatcher.dispatch(op, y, rows.dispatch, x_RD); });
   }
   w13_.forward(context, x_RD, offsets_e1, rows.h_R2F);
-  if (!out_tD.defined()) return;
+  if (!out.defined()) return;
   const GemmOperand a_RF =
       allocate_operand(context, {rows_shape[0], config.moe_inter_dim}, w2_.product_forms(context).forward);
-  const Tensor expert_out_RD = context.allocate(rows_shape);
+  // Rows that the backward does not read are overwritten, also in the window.
+  const Tensor expert_out_RD = !keeps && x_RD.plain.defined() ? x_RD.plain : context.allocate(rows_shape);
   swiglu_forward(op, rows.h_R2F, a_RF, rows.dispatch.num_rows_1());
   w2_.forward(context, a_RF, offsets_e1, expert_out_RD);
-  dispatcher.combine(op, expert_out_RD, rows.dispatch, out_tD, write);
+  dispatcher.combine(op, expert_out_RD, rows.dispatch, out, write);
 }
 
-void Moe::experts_backward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows,
-                           const Tensor& d_out_tD, const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK,
+void Moe::experts_backward(const LayerContext& context, const Gradients& tokens, const ExpertRows& rows, Write write,
                            const Beside& beside_combine, const Beside& beside_dispatch) const {
-  TESSERA_DIMS(y_tD, d_out_tD, d_y_tD, rows.h_R2F, d_weights_tK);
+  TESSERA_DIMS(rows.h_R2F);
   const Context& op = context.op;
   Dispatcher& dispatcher = *context.model->dispatcher;
   const Tensor &offsets_e1 = rows.dispatch.offsets_e1, &weights_R = rows.dispatch.weights_R;
   const Shape rows_shape{rows.dispatch.num_rows(), context.config().dim};
+  const ArenaScope scope(*op.arena);
   // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
   const GemmOperand d_out_RD = allocate_operand(context, rows_shape, w2_.gradient_forms(context),
                                                 dispatcher.gradients_in_window(op, rows.dispatch));
-  {
-    SideStream side(op, beside_combine ? num_sms_of_dispatch(context) : 0);
-    if (beside_combine) beside_combine(context.with_op(side.op()));
-    dispatcher.combine_backward(op, d_out_tD, rows.dispatch, d_out_RD);
-    side.join();
-  }
+  run_beside(context, beside_combine, [&] { dispatcher.combine_backward(op, tokens.d_out, rows.dispatch, d_out_RD); });
   const Tensor d_a_RF = context.allocate({rows_shape[0], context.config().moe_inter_dim});
   w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
   // In plain form, d_h overwrites h, and the activations overwrite d_a.
@@ -183,19 +189,18 @@ void Moe::experts_backward(const LayerContext& context, const Tensor& y_tD, cons
   if (rows.x_RD.defined()) {
     w13_.wgrad(context, d_h_R2F, rows.x_RD, offsets_e1);
   } else if (context.deferred != nullptr) {
-    context.deferred->add_dispatched(context, w13_, d_h_R2F, y_tD, rows.dispatch);
+    context.deferred->add_dispatched(context, w13_, d_h_R2F, tokens.y, rows.dispatch);
   } else {
     const GemmOperand x_RD = allocate_operand(context, rows_shape, w13_.product_forms(context).wgrad,
                                               dispatcher.rows_in_window(op, rows.dispatch));
-    dispatcher.dispatch_again(op, y_tD, rows.dispatch, x_RD);
+    dispatcher.dispatch_again(op, tokens.y, rows.dispatch, x_RD);
     w13_.wgrad(context, d_h_R2F, x_RD, offsets_e1);
   }
   const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
   w13_.dgrad(context, d_h_R2F, offsets_e1, d_x_RD);
-  SideStream side(op, beside_dispatch ? num_sms_of_dispatch(context) : 0);
-  if (beside_dispatch) beside_dispatch(context.with_op(side.op()));
-  dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, rows.dispatch, d_y_tD, write, d_weights_tK);
-  side.join();
+  run_beside(context, beside_dispatch, [&] {
+    dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, rows.dispatch, tokens.d_y, write, tokens.d_weights);
+  });
 }
 
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_tD,
@@ -205,7 +210,8 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   const Context& op = context.op;
   const Tensor& y_tD = y.plain;
   const ArenaScope scope(*op.arena);
-  const StepRecord::Rows rows = recorded_rows(context, saved.rows.dispatch);
+  const DispatchSaved& dispatch = saved.rows.dispatch;
+  const StepRecord::Rows rows = recorded_rows(context, dispatch);
   {
     const ArenaScope router_scope(*op.arena);
     const Tensor logits_tE = context.allocate({y_tD.dim(0), context.config().num_experts}, DType::kFloat32);
@@ -221,13 +227,47 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
       shared_->forward(side, y, saved.shared_h_T2I, out_tD, Write::kAssign);
     };
   }
-  experts_forward(context, y_tD, saved.rows, out_tD, shared_ ? Write::kAccumulate : Write::kAssign, shared_experts);
+  const Write write = shared_ ? Write::kAccumulate : Write::kAssign;
+  const Dispatcher& dispatcher = *context.model->dispatcher;
+  DomainExchange* exchange = dispatcher.exchange();
+  GemmOperand tokens = y_tD;
+  Tensor out = out_tD;
+  if (exchange != nullptr) {
+    tokens = saved.crossed.defined() ? saved.crossed
+                                     : exchange->allocate_tokens(op, dispatch, dispatcher.options().dispatch_forward);
+    if (out_tD.defined()) out = context.allocate({dispatch.num_tokens(), y_tD.dim(1)});
+    const ArenaScope side_scope(*op.arena);
+    run_beside(context, shared_experts, [&] { exchange->dispatch(op, y_tD, dispatch, tokens); });
+    shared_experts = {};
+  }
+  experts_forward(context, tokens, saved.rows, out, exchange != nullptr ? Write::kAssign : write, shared_experts);
   if (!out_tD.defined()) return;
-  for_later_rounds(context, saved.rows.dispatch, [&](const LayerContext& of_round, const ExpertRows& round_rows) {
-    experts_forward(of_round, y_tD, round_rows, out_tD, Write::kAccumulate, {});
+  for_later_rounds(context, dispatch, [&](const LayerContext& of_round, const ExpertRows& round_rows) {
+    experts_forward(of_round, tokens, round_rows, out, Write::kAccumulate, {});
   });
-  if (sums.later_rounds_1.defined())
-    context.model->dispatcher->add_later_rounds(op, saved.rows.dispatch, sums.later_rounds_1);
+  if (exchange != nullptr) exchange->combine(op, out, dispatch, out_tD, write);
+  if (sums.later_rounds_1.defined()) dispatcher.add_later_rounds(op, dispatch, sums.later_rounds_1);
+}
+
+Moe::Gradients Moe::cross_backward(const LayerContext& context, const Tensor& y_tD, const Tensor& d_out_tD,
+                                   const MoeSaved& saved, const Beside& beside) const {
+  const Context& op = context.op;
+  const DispatchSaved& dispatch = saved.rows.dispatch;
+  const DispatchOptions& options = context.model->dispatcher->options();
+  DomainExchange& exchange = *context.model->dispatcher->exchange();
+  const bool keeps_rows = saved.rows.x_RD.defined();
+  const Gradients tokens{
+      // A deferred weight gradient dispatches these tokens once more.
+      .y = keeps_rows ? saved.crossed
+                      : exchange.allocate_tokens(for_deferred(context).op, dispatch, options.dispatch_forward),
+      .d_out = exchange.allocate_tokens(op, dispatch, options.combine_backward),
+      .d_y = context.allocate({dispatch.num_tokens(), options.dim}),
+      .d_weights = context.allocate({dispatch.num_tokens(), options.top_k}, DType::kFloat32)};
+  run_beside(context, beside, [&] {
+    exchange.combine_backward(op, d_out_tD, dispatch, tokens.d_out);
+    if (!keeps_rows) exchange.dispatch_again(op, y_tD, dispatch, tokens.y);
+  });
+  return tokens;
 }
 
 void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& d_out_tD,
@@ -239,7 +279,8 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
   const Tensor& y_tD = y.plain;
   const std::int64_t num_tokens = y_tD.dim(0);
   const ArenaScope scope(*op.arena);
-  const StepRecord::Rows rows = recorded_rows(context, saved.rows.dispatch);
+  const DispatchSaved& dispatch = saved.rows.dispatch;
+  const StepRecord::Rows rows = recorded_rows(context, dispatch);
   const Tensor d_weights_tK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
   {
     const ArenaScope experts_scope(*op.arena);
@@ -251,19 +292,32 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
       };
       shared_weights = [&](const LayerContext& side) { shared_->backward_weights(side, y, shared); };
     }
-    experts_backward(context, y_tD, saved.rows, d_out_tD, d_y_tD, shared_ ? Write::kAccumulate : Write::kAssign,
-                     d_weights_tK, shared_inputs, shared_weights);
+    const Write write = shared_ ? Write::kAccumulate : Write::kAssign;
+    DomainExchange* exchange = context.model->dispatcher->exchange();
+    Gradients tokens{.y = y_tD, .d_out = d_out_tD, .d_y = d_y_tD, .d_weights = d_weights_tK};
+    if (exchange == nullptr) {
+      experts_backward(context, tokens, saved.rows, write, shared_inputs, shared_weights);
+    } else {
+      tokens = cross_backward(context, y_tD, d_out_tD, saved, shared_inputs);
+      experts_backward(context, tokens, saved.rows, Write::kAssign, {}, {});
+    }
+    for_later_rounds(context, dispatch, [&](const LayerContext& of_round, ExpertRows round_rows) {
+      // Rows stay in the window until they have been read: no other dispatch comes in between.
+      round_rows.x_RD =
+          allocate_operand(of_round, {round_rows.dispatch.num_rows(), config.dim}, w13_.product_forms(of_round).wgrad,
+                           of_round.model->dispatcher->rows_in_window(of_round.op, round_rows.dispatch));
+      experts_forward(of_round, tokens.y, round_rows, {}, Write::kAssign, {});
+      Gradients of_tokens = tokens;
+      of_tokens.d_weights = of_round.allocate(tokens.d_weights.shape(), DType::kFloat32);
+      experts_backward(of_round, of_tokens, round_rows, Write::kAccumulate, {}, {});
+      add(of_round.op, tokens.d_weights, of_tokens.d_weights, tokens.d_weights);
+    });
+    if (exchange != nullptr) {
+      run_beside(context, shared_weights, [&] {
+        exchange->dispatch_backward(op, tokens.d_y, tokens.d_weights, dispatch, d_y_tD, write, d_weights_tK);
+      });
+    }
   }
-  for_later_rounds(context, saved.rows.dispatch, [&](const LayerContext& of_round, ExpertRows round_rows) {
-    // Rows stay in the window until they have been read: no other dispatch comes in between.
-    round_rows.x_RD =
-        allocate_operand(of_round, {round_rows.dispatch.num_rows(), config.dim}, w13_.product_forms(of_round).wgrad,
-                         of_round.model->dispatcher->rows_in_window(of_round.op, round_rows.dispatch));
-    experts_forward(of_round, y_tD, round_rows, {}, Write::kAssign, {});
-    const Tensor d_round_weights_tK = of_round.allocate(d_weights_tK.shape(), DType::kFloat32);
-    experts_backward(of_round, y_tD, round_rows, d_out_tD, d_y_tD, Write::kAccumulate, d_round_weights_tK, {}, {});
-    add(of_round.op, d_weights_tK, d_round_weights_tK, d_weights_tK);
-  });
 
   const Tensor d_logits_tE = context.allocate({num_tokens, config.num_experts}, DType::kFloat32);
   router_backward(op, router_options(context), saved.routing, d_weights_tK, context.balance_scale, d_logits_tE);

@@ -6,7 +6,7 @@
 #include <functional>
 #include <optional>
 
-#include "ep/dispatcher.h"
+#include "ep/domain_exchange.h"
 #include "model/feed_forward.h"
 #include "ops/routing/router.h"
 #include "params/step_sums.h"
@@ -23,6 +23,8 @@ struct ExpertRows {
 struct MoeSaved {
   RouterOutputs routing;
   ExpertRows rows;  // of the first round; later rounds keep nothing
+  /// The tokens that crossed from other domains, if the backward needs them for later rounds alone. Else undefined.
+  GemmOperand crossed;
   Tensor shared_h_T2I;
 };
 
@@ -55,21 +57,32 @@ class Moe {
  private:
   /// Computes what runs beside a dispatch. It gets the context of the side stream. An empty one computes nothing.
   using Beside = std::function<void(const LayerContext&)>;
+  /// Holds what the dispatcher sends and returns in a backward. Its tokens are this rank's or, over several domains,
+  /// those that came.
+  struct Gradients {
+    GemmOperand y, d_out;
+    Tensor d_y, d_weights;
+  };
 
   /// Returns what the experts keep of the round that was allocated. x_RD stays undefined.
   ExpertRows allocate_rows(const LayerContext& context, const DispatchSaved& dispatch) const;
   /// Calls body(context, rows) for each round after the first, while `rows` has memory.
   template <typename Body>
   void for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const;
-  /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to out_tD, if that is
+  /// Calls transfer() while `beside` runs on the side stream.
+  template <typename Transfer>
+  void run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer) const;
+  /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to `out`, if that is
   /// defined.
-  void experts_forward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows, const Tensor& out_tD,
+  void experts_forward(const LayerContext& context, const GemmOperand& y, const ExpertRows& rows, const Tensor& out,
                        Write write, const Beside& beside_dispatch) const;
-  /// Adds to the experts' gradients from a round's rows. Assigns or adds to d_y_tD, and assigns to d_weights_tK what
+  /// Adds to the experts' gradients from a round's rows. Assigns or adds to d_y, and assigns to d_weights what
   /// dispatch_backward does.
-  void experts_backward(const LayerContext& context, const Tensor& y_tD, const ExpertRows& rows, const Tensor& d_out_tD,
-                        const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK, const Beside& beside_combine,
-                        const Beside& beside_dispatch) const;
+  void experts_backward(const LayerContext& context, const Gradients& tokens, const ExpertRows& rows, Write write,
+                        const Beside& beside_combine, const Beside& beside_dispatch) const;
+  /// Allocates the tokens of a backward that came from other domains, and sends this rank's y_tD and d_out_tD.
+  Gradients cross_backward(const LayerContext& context, const Tensor& y_tD, const Tensor& d_out_tD,
+                           const MoeSaved& saved, const Beside& beside) const;
   /// Tells the record, while the result lives, which dims are the experts' rows.
   StepRecord::Rows recorded_rows(const LayerContext& context, const DispatchSaved& dispatch) const;
   RouterOptions router_options(const LayerContext& context) const;

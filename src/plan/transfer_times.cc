@@ -44,8 +44,6 @@ const TransferTimes::Group& TransferTimes::group(const std::string& axis) const 
 }
 
 double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
-  // With several domains there are two calls: the outer one has all bytes, and stands for both.
-  if (transfer.choices.num_domains > 1) return 0.0;
   const auto top_k = static_cast<double>(transfer.choices.top_k);
   const bool combines = transfer.kind == "combine" || transfer.kind == "dispatch_backward";
   if (job_.parallelism.expert_parallel_comm_backend == DispatchBackend::kStandard) {

@@ -56,7 +56,7 @@ struct RecordedTransfer {
   double bytes = 0.0;
   /// Of a dispatcher's call. The number of ranks that get a token's row depends on them.
   struct Choices {
-    std::int64_t num_experts = 0, top_k = 0, num_domains = 1;
+    std::int64_t num_experts = 0, top_k = 0;
     bool operator==(const Choices&) const = default;
   } choices;
   std::string layer = {};  // of a dispatcher's call: the MoE layer

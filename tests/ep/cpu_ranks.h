@@ -37,6 +37,7 @@ inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void
 /// Expects that a measuring run takes as much memory as a real one, and that it touches no data.
 inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group) {
   const Case& test_case = layer.test_case();
+  const WholeCalls calls(dispatcher);
   const auto pass = [&](Arena& arena) {
     const Context op{.arena = &arena};
     const auto tensor = [&](const Shape& shape, DType dtype) {
@@ -57,11 +58,11 @@ inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const Pr
     }
     const Tensor out_RD = tensor(rows, test_case.dtype);
     const Tensor d_weights_tK = tensor({test_case.num_tokens, test_case.top_k}, DType::kFloat32);
-    dispatcher.dispatch(op, y_tD, saved, x_RD);
-    dispatcher.combine(op, out_RD, saved, y_tD, Write::kAssign);
-    dispatcher.combine_backward(op, y_tD, saved, x_RD);
-    dispatcher.dispatch_again(op, y_tD, saved, x_RD);
-    dispatcher.dispatch_backward(op, out_RD, saved.weights_R, saved, y_tD, Write::kAssign, d_weights_tK);
+    calls.dispatch(op, y_tD, saved, x_RD);
+    calls.combine(op, out_RD, saved, y_tD, Write::kAssign);
+    calls.combine_backward(op, y_tD, saved, x_RD);
+    calls.dispatch_again(op, y_tD, saved, x_RD);
+    calls.dispatch_backward(op, out_RD, saved.weights_R, saved, y_tD, Write::kAssign, d_weights_tK);
   };
   Arena measuring;
   pass(measuring);

@@ -17,6 +17,7 @@
 #include "ops/quantize/quantize.h"
 #include "tests/comm/delayed_transport.h"
 #include "tests/comm/ranks.h"
+#include "tests/ep/whole_calls.h"
 #include "tests/ops/harness.h"
 
 namespace tessera::ep_test {
@@ -51,7 +52,7 @@ struct Case {
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault, combine_backward = PayloadPrecision::kDefault;
   double capacity_factor = 0.0;
   bool on_grid = true;
-  int num_domains = 1;  // with more than one, the dispatch has two levels
+  int num_domains = 1;  // with more than one, an exchange is in front of the dispatcher
   /// If this is more than one, the ranks are the first of so many domains. Tokens then choose experts of the others,
   /// too.
   std::int64_t one_of_domains = 1;
@@ -93,7 +94,7 @@ inline std::vector<Case> cases() {
   };
 }
 
-/// Holds a rank's groups for a dispatch on two levels.
+/// Holds a rank's groups for dispatch over several domains.
 struct Domains {
   Domains(ProcessGroup& group, int num_domains)
       : all(group),
@@ -338,6 +339,7 @@ class LayerRun {
       : layer_(layer),
         case_(layer.test_case()),
         dispatcher_(dispatcher),
+        calls_(dispatcher),
         rank_(group.rank()),
         num_ranks_(group.size()),
         op_(op),
@@ -364,7 +366,7 @@ class LayerRun {
 
   void dispatch() {
     x_RD_ = operand(case_.in_window ? dispatcher_.rows_in_window(op_, saved_) : Tensor());
-    dispatcher_.dispatch(op_, layer_.tokens(*op_.arena, "y", rank_), saved_, x_RD_);
+    calls_.dispatch(op_, layer_.tokens(*op_.arena, "y", rank_), saved_, x_RD_);
     EXPECT_EQ(doubles(saved_.offsets_e1), Doubles(expected_.offsets.begin(), expected_.offsets.end()));
     std::vector<float> weights(static_cast<std::size_t>(saved_.num_rows()), 0.0f);
     for (std::size_t r = 0; r < expected_.rows.size(); ++r) {
@@ -381,20 +383,20 @@ class LayerRun {
 
   void dispatch_again() {
     poison_operand(x_RD_);
-    dispatcher_.dispatch_again(op_, layer_.tokens(*op_.arena, "y", rank_), saved_, x_RD_);
+    calls_.dispatch_again(op_, layer_.tokens(*op_.arena, "y", rank_), saved_, x_RD_);
     check_rows("dispatch again");
   }
 
   void combine(Write write = Write::kAssign) {
     const Tensor out_RD = rows("out");
     const Tensor y_tD = layer_.tokens(*op_.arena, "before", rank_);
-    dispatcher_.combine(op_, out_RD, saved_, y_tD, write);
+    calls_.combine(op_, out_RD, saved_, y_tD, write);
     check_sums("combine", "out", /*weighted=*/true, write, y_tD);
   }
 
   void combine_backward() {
     d_out_RD_ = operand(case_.in_window ? dispatcher_.gradients_in_window(op_, saved_) : Tensor());
-    dispatcher_.combine_backward(op_, layer_.tokens(*op_.arena, "d_y", rank_), saved_, d_out_RD_);
+    calls_.combine_backward(op_, layer_.tokens(*op_.arena, "d_y", rank_), saved_, d_out_RD_);
     check_gradients("combine backward");
   }
   void check_gradients(const std::string& call) { check_rows(call, "d_y", case_.combine_backward, d_out_RD_); }
@@ -410,7 +412,7 @@ class LayerRun {
       if (row.source < 0) continue;
       d_weights_R.data<float>()[r] = layer_.number("d_weight", row.source, row.token, row.k);
     }
-    dispatcher_.dispatch_backward(op_, d_x_RD, d_weights_R, saved_, d_y_tD, write, d_weights_tK);
+    calls_.dispatch_backward(op_, d_x_RD, d_weights_R, saved_, d_y_tD, write, d_weights_tK);
     check_sums("dispatch backward", "d_x", /*weighted=*/false, write, d_y_tD);
     layer_.expect_d_weights(std::span(d_weights_tK.data<float>(), layer_.routing(rank_).weights.size()), rank_);
   }
@@ -526,6 +528,7 @@ class LayerRun {
   const Layer& layer_;
   const Case& case_;
   Dispatcher& dispatcher_;
+  WholeCalls calls_;
   int rank_, num_ranks_;
   Context op_;
   bool crosses_;  // rows cross between ranks, and sums are made per rank

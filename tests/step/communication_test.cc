@@ -162,17 +162,13 @@ class Formulas {
       }
       for (const std::int64_t domain : domains) ++tokens[static_cast<std::size_t>(domain)];
     }
-    // Between two domains all tokens cross, if there is room for any load.
-    const bool has_rounds = config_.parallelism.expert_parallel_capacity_factor > 0.0,
-               all_cross = N == 2 && !has_rounds;
+    const bool all_cross = N == 2;
     if (all_cross) tokens.assign(tokens.size(), tokens_t_);
     const std::int64_t own = mesh_.place.ep / mesh_.degrees.ep_domain;
     const std::int64_t here = tokens[static_cast<std::size_t>(own)], come = (N - 1) * here;
     const std::int64_t go = std::accumulate(tokens.begin(), tokens.end(), -here);
     const std::int64_t dispatched = go * row_bytes(config_.parallelism.expert_parallel_a2a_dispatch_fwd_precision);
-    const std::int64_t L = mesh_.degrees.ep_domain, counts = has_rounds ? model_.num_experts * 4 : 0;
-    const std::int64_t dispatch =
-        dispatched + go * model_.top_k * 8 + (N - 1) * (L * counts + (all_cross ? 0 : std::int64_t{4}));
+    const std::int64_t dispatch = dispatched + go * model_.top_k * 8 + (all_cross ? 0 : 4 * (N - 1));
     const std::int64_t combine = come * model_.dim * b_;
     const std::int64_t combine_backward = go * row_bytes(config_.parallelism.expert_parallel_a2a_combine_bwd_precision);
     const std::int64_t dispatch_backward = come * (model_.dim * b_ + model_.top_k * 4);
@@ -180,7 +176,6 @@ class Formulas {
     const std::int64_t again = is_full ? dispatch : mode_ == Recompute::kSelective ? dispatched : 0;
     for (const bool is_moe : is_moe_) {
       if (!is_moe) continue;
-      bytes_["ep_within"] += micro_batches_ * (is_full ? 2 : 1) * (L - 1) * counts;
       bytes_["ep_across"] += micro_batches_ * (dispatch + combine + combine_backward + dispatch_backward + again);
     }
   }

@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "ep/backends/all_backends.h"
-#include "ep/backends/two_level_dispatcher.h"
 #include "ep/direct/gpu_direct_dispatcher.h"
+#include "ep/domain_exchange.h"
 #include "ops/runtime/backends.h"
 
 namespace tessera {
@@ -56,7 +56,15 @@ std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGrou
 
 std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
                                                       ep::StepHook* hook) {
-  return std::make_unique<ep::TwoLevelDispatcher>(options, groups, hook);
+  const ProcessGroup &all = groups.all, &within = groups.within, &across = groups.across;
+  TESSERA_CHECK(options.num_domains == 1 && all.size() == across.size() * within.size() &&
+                    all.rank() == across.rank() * within.size() + within.rank(),
+                "rank {} of {} is {} of {} in domain {} of {}", all.rank(), all.size(), within.rank(), within.size(),
+                across.rank(), across.size());
+  auto exchange = std::make_unique<DomainExchange>(options, all.size(), groups.across);
+  auto dispatcher = make_dispatcher(DispatchBackend::kDirect, groups.within, exchange->options_within(), hook);
+  dispatcher->set_exchange(std::move(exchange));
+  return dispatcher;
 }
 
 }  // namespace tessera

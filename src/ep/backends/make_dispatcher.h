@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// Holds the groups of a rank for a two-level dispatcher. `all` has all ranks, which are cut into domains of equally
-/// many neighbours. `within` is this rank's domain, whose ranks reach each other's memory. `across` has the ranks with
-/// this rank's place in each domain, in the order of the domains.
+/// Holds the groups of a rank for dispatch over several domains. `all` has all ranks, which are cut into domains of
+/// equally many neighbours. `within` is this rank's domain, whose ranks reach each other's memory. `across` has the
+/// ranks with this rank's place in each domain, in the order of the domains.
 struct DomainGroups {
   ProcessGroup &all, &within, &across;
 };
@@ -20,7 +20,8 @@ struct DomainGroups {
 std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                             const DispatchOptions& options, ep::StepHook* hook = nullptr);
 
-/// Returns a two-level dispatcher. The groups must outlive it. `hook` and the errors are as in make_dispatcher.
+/// Returns a direct dispatcher within this rank's domain, with an exchange in front. The groups must outlive it. `hook`
+/// and the errors are as in make_dispatcher.
 std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
                                                       ep::StepHook* hook = nullptr);
 

@@ -19,10 +19,8 @@ class StandardDispatcher : public Dispatcher {
   StandardDispatcher(const DispatchOptions& options, ProcessGroup& group)
       : Dispatcher(options, group.size()), group_(group) {}
 
-  void allocate() override { for_host_.allocate(options().device, 1 + 2 * num_ranks()); }
   /// Returns a guess, because NCCL does not tell how many SMs its kernels take.
   int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
-  bool waits_for_gpu() const override { return options().device == Device::kCuda; }
 
  protected:
   ProcessGroup& group() { return group_; }
@@ -35,6 +33,8 @@ class StandardDispatcher : public Dispatcher {
     return group_.all_to_all_v(in, in_rows, out, out_rows, name);
   }
 
+  void do_allocate() override { for_host_.allocate(options().device, 1 + 2 * num_ranks()); }
+  bool calls_wait_for_gpu() const override { return options().device == Device::kCuda; }
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
   void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override;

@@ -87,10 +87,11 @@ class DirectWindow {
 class WindowDispatcher : public Dispatcher {
  public:
   std::size_t window_bytes() const override { return window_.num_bytes(); }
-  void allocate() override { window_.allocate(group_); }
 
  protected:
   WindowDispatcher(const DispatchOptions& options, ProcessGroup& group);
+
+  void do_allocate() override { window_.allocate(group_); }
 
   /// Returns `buffer` (kRows or kGradients) of `rank`'s window, cut to this call's size.
   Payload rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const;

@@ -49,12 +49,6 @@ class GpuDirectDispatcher : public WindowDispatcher {
     TESSERA_CHECK(options.num_sms >= 2, "{}", options.num_sms);
   }
 
-  void allocate() override {
-    WindowDispatcher::allocate();
-    state_ = Buffer_(sizeof(GpuState), Device::kCuda);
-    report_ = Buffer_::pinned(sizeof(GpuReport));
-  }
-
   int num_sms() const override { return options().num_sms; }
 
   void check() override {
@@ -73,6 +67,12 @@ class GpuDirectDispatcher : public WindowDispatcher {
   }
 
  private:
+  void do_allocate() override {
+    WindowDispatcher::do_allocate();
+    state_ = Buffer_(sizeof(GpuState), Device::kCuda);
+    report_ = Buffer_::pinned(sizeof(GpuReport));
+  }
+
   using Buffer_ = ::tessera::Buffer;  // ep::Buffer is a part of a window
 
   void allocate_backend(const Context& op, DispatchSaved& saved) const override {
