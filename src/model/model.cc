@@ -183,12 +183,7 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
 void Model::set_precisions(const Context& op, PrecisionTable table) {
   quantized_ =
       QuantizedWeights(op, parameters_, std::move(table), options_.keep_quantized, options_.pairs_passes ? 2 : 1);
-  std::vector<ParamId> unread = quantized_.kept();  // by layers, but for the quantized form
-  std::erase_if(unread, [&](ParamId id) {
-    const SitePrecision& site = quantized_.precision(id);
-    return site.fprop == Precision::kHigh || site.dgrad == Precision::kHigh;
-  });
-  parameters_.leave_unrounded(unread);
+  parameters_.leave_out_copies(quantized_.kept());
   renew_dispatcher();
 }
 

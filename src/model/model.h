@@ -97,7 +97,7 @@ class Model {
   const QuantizedWeights& quantized_weights() const { return quantized_; }
   /// Renews all copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights(const Context& op) {
-    parameters_.refresh_shadows();
+    parameters_.refresh_shadows(op);
     forget_gathered();
     quantized_.refresh(op);
   }

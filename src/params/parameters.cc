@@ -36,7 +36,7 @@ std::size_t Parameters::num_bytes(DType compute) const {
   std::size_t optimizer = 0;
   for (const OptimizerTensor& tensor : optimizer_tensors_) optimizer += size_in_bytes(size, tensor.dtype);
   return 2 * size_in_bytes(size, DType::kFloat32) + optimizer +
-         (compute == DType::kBFloat16 ? size_in_bytes(size, compute) : 0) +
+         (compute == DType::kBFloat16 ? size_in_bytes(size - left_out_.size(), compute) : 0) +
          size_in_bytes(table_->buffers_size(), DType::kFloat32) + slots_.num_bytes(compute);
 }
 
@@ -50,14 +50,14 @@ void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
   for (std::size_t i = 0; i < optimizer_state_.size(); ++i) {
     optimizer_state_[i] = Buffer(size_in_bytes(size, optimizer_tensors_[i].dtype), device_);
   }
-  if (compute == DType::kBFloat16) shadows_ = Buffer(size_in_bytes(size, compute), device_);
+  if (compute == DType::kBFloat16) shadows_ = Buffer(size_in_bytes(size - left_out_.size(), compute), device_);
   buffers_ = Buffer(size_in_bytes(table_->buffers_size(), DType::kFloat32), device_);
-  slots_.allocate(context(), flat(weights(), compute), all_gradients());
+  slots_.allocate(context(), all_weights(), compute == DType::kBFloat16 ? left_out_ : LeftOut(), all_gradients());
   first_writes_.reset();
 }
 
 void Parameters::allocate_weights(DType compute, cuda::Runtime* cuda) {
-  TESSERA_CHECK(num_slots() == 0);
+  TESSERA_CHECK(num_slots() == 0 && lacks_copy_.empty());
   compute_ = compute;
   cuda_ = cuda;
   device_ = cuda == nullptr ? Device::kCpu : Device::kCuda;
@@ -75,9 +75,14 @@ Tensor Parameters::flat(const Buffer& buffer, DType dtype) const {
   return Tensor(buffer.data(), {table_->flat_size()}, dtype, device_);
 }
 
-Tensor Parameters::local(const Buffer& buffer, DType dtype, ParamId id) const {
+Tensor Parameters::all_weights() const {
+  if (compute_ != DType::kBFloat16) return all_masters();
+  return Tensor(shadows_.data(), {table_->flat_size() - left_out_.size()}, compute_, device_);
+}
+
+Tensor Parameters::local(const Buffer& buffer, std::int64_t place, DType dtype, ParamId id) const {
   std::byte* data = buffer.data();
-  if (data != nullptr) data += size_in_bytes(table_->bucket(id).flat_offset + table_->place(id).offset, dtype);
+  if (data != nullptr) data += size_in_bytes(place, dtype);
   return Tensor(data, local_shape(id), dtype, device_);
 }
 
@@ -100,28 +105,36 @@ Tensor Parameters::master(ParamId id) const {
   return master_shard(id).reshape(local_shape(id));
 }
 
-void Parameters::leave_unrounded(std::span<const ParamId> ids) {
-  is_unrounded_.assign(size(), false);
+void Parameters::leave_out_copies(std::span<const ParamId> ids) {
+  TESSERA_CHECK(masters_.data() == nullptr);
+  lacks_copy_.assign(size(), false);
+  std::vector<Range> ranges;
   for (const ParamId id : ids) {
     TESSERA_CHECK(!sharded(id), "{}", spec(id).name);
-    is_unrounded_[id] = true;
+    lacks_copy_[id] = true;
+    const auto [begin, end] = flat_range(id);
+    ranges.push_back({begin, std::min(table_->flat_size(), aligned_count(end))});
   }
+  std::ranges::sort(ranges, {}, &Range::begin);
+  left_out_ = LeftOut(std::move(ranges));
 }
 
 Tensor Parameters::rounded_weight(const Context& op, ParamId id) const {
-  if (!is_unrounded(id)) return weight(id);
-  const Tensor copy = local(weights(), compute_, id);
-  convert(op, master(id), copy);
-  return copy;
+  if (has_copy(id)) return weight(id);
+  const Tensor rounded = op.arena->allocate(local_shape(id), compute_);
+  convert(op, master(id), rounded);
+  return rounded;
 }
 
 Tensor Parameters::weight(ParamId id) const {
-  TESSERA_CHECK(!is_unrounded(id), "{}", spec(id).name);
-  return sharded(id) ? slots_.weight(id, compute_) : local(weights(), compute_, id);
+  TESSERA_CHECK(has_copy(id), "{}", spec(id).name);
+  if (sharded(id)) return slots_.weight(id, compute_);
+  return compute_ == DType::kBFloat16 ? local(shadows_, left_out_.place(flat_place(id)), compute_, id)
+                                      : local(masters_, flat_place(id), compute_, id);
 }
 
 Tensor Parameters::gradient(ParamId id) const {
-  return sharded(id) ? slots_.gradient(id) : local(gradients_, DType::kFloat32, id);
+  return sharded(id) ? slots_.gradient(id) : local(gradients_, flat_place(id), DType::kFloat32, id);
 }
 
 void Parameters::clear_gradients() {
@@ -144,8 +157,11 @@ Tensor Parameters::buffer(ParamId id) const {
 
 Tensor Parameters::all_buffers() const { return {buffers_.data(), {table_->buffers_size()}, DType::kFloat32, device_}; }
 
-Tensor Parameters::all_shadows() const {
-  return compute_ == DType::kBFloat16 ? flat(shadows_, DType::kBFloat16) : Tensor();
+Tensor Parameters::shadows(const Range& range) const {
+  if (compute_ != DType::kBFloat16) return {};
+  const std::int64_t begin = left_out_.place(range.begin), end = left_out_.place(range.end);
+  TESSERA_CHECK(end - begin == range.end - range.begin, "[{}, {})", range.begin, range.end);
+  return all_weights().rows(begin, end);
 }
 
 void Parameters::set(ParamId id, std::int64_t offset, std::span<const float> numbers) {
@@ -155,13 +171,14 @@ void Parameters::set(ParamId id, std::int64_t offset, std::span<const float> num
     const std::int64_t first = std::max(global, offset), last = std::min(global + count, end);
     if (first >= last) return;
     const float* source = numbers.data() + (first - offset);
-    const std::int64_t target = flat_begin + (first - global), end_of_target = target + (last - first);
+    const Range target{flat_begin + (first - global), flat_begin + (last - global)};
+    const Tensor copies = has_copy(id) ? shadows(target) : Tensor();
     if (masters_.data() != nullptr) {
-      const Tensor masters = all_masters().rows(target, end_of_target);
+      const Tensor masters = all_masters().rows(target.begin, target.end);
       write({source, static_cast<std::size_t>(last - first)}, masters);
-      if (compute_ == DType::kBFloat16) convert(context(), masters, all_shadows().rows(target, end_of_target));
-    } else if (compute_ == DType::kBFloat16) {
-      write({source, static_cast<std::size_t>(last - first)}, all_shadows().rows(target, end_of_target));
+      if (copies.defined()) convert(context(), masters, copies);
+    } else if (copies.defined()) {
+      write({source, static_cast<std::size_t>(last - first)}, copies);
     }
   });
 }
@@ -223,13 +240,15 @@ void Parameters::initialise(std::uint64_t seed) {
                    all_masters().rows(flat_begin, flat_begin + count));
     });
   }
-  refresh_shadows();
+  refresh_shadows(context());
 }
 
-void Parameters::refresh_shadows() {
+void Parameters::refresh_shadows(const Context& op) const {
   if (compute_ != DType::kBFloat16) return;
-  convert(context(), all_masters().reshape({table_->flat_size() / kAlignmentInNumbers, kAlignmentInNumbers}),
-          all_shadows().reshape({table_->flat_size() / kAlignmentInNumbers, kAlignmentInNumbers}));
+  left_out_.for_each_other(table_->flat_size(), [&](const Range& range) {
+    const Shape shape{(range.end - range.begin) / kAlignmentInNumbers, kAlignmentInNumbers};
+    convert(op, all_masters().rows(range.begin, range.end).reshape(shape), shadows(range).reshape(shape));
+  });
 }
 
 }  // namespace tessera

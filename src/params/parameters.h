@@ -1,9 +1,9 @@
 // The parameters of a model: their table (params/parameter_table.h) and their memory.
 //
 // A parameter has a float32 master weight, a float32 gradient and the optimizer's tensors. When computing in bfloat16,
-// it also has a rounded copy that layers read. Each of these is one flat buffer, with this rank's parts of the
-// parameters one behind the other. For parameters that are not sharded, layers read and write these buffers. For
-// others, they read and write the slots of their units (params/unit_slots.h).
+// it also has a rounded copy that layers read, unless they read its quantized form only. Each of these is one flat
+// buffer, with this rank's parts of the parameters one behind the other. For parameters that are not sharded, layers
+// read and write these buffers. For others, they read and write the slots of their units (params/unit_slots.h).
 #pragma once
 
 #include <functional>
@@ -57,12 +57,15 @@ class Parameters {
   DType compute_dtype() const { return compute_; }
 
   /// Returns what layers read: the local tensor of the master weight, or of its bfloat16 copy. If the parameter is
-  /// sharded, its unit must be acquired. Must not be called for parameters of leave_unrounded().
+  /// sharded, its unit must be acquired. Must not be called for parameters without a copy.
   Tensor weight(ParamId id) const;
-  /// Says that layers read these parameters in quantized form only. None of them is sharded. Then the optimizer need
-  /// not round their masters to the bfloat16 copies.
-  void leave_unrounded(std::span<const ParamId> ids);
-  /// Returns weight(id). If the optimizer leaves the parameter unrounded, it first rounds the master to the copy.
+  /// Says that layers read these parameters in quantized form only. None of them is sharded. When computing in
+  /// bfloat16, they get no copy. Must be called before allocate().
+  void leave_out_copies(std::span<const ParamId> ids);
+  bool has_copy(ParamId id) const {
+    return compute_ != DType::kBFloat16 || id >= lacks_copy_.size() || !lacks_copy_[id];
+  }
+  /// Returns weight(id). Of a parameter without a copy, returns the rounded master in op's scratch memory.
   Tensor rounded_weight(const Context& op, ParamId id) const;
   /// Returns what layers add to: the local tensor of the gradient. If the parameter is sharded, its unit's gradients
   /// must be acquired.
@@ -118,15 +121,16 @@ class Parameters {
   /// Returns what the optimizer keeps, one tensor per entry of optimizer_tensors().
   const OptimizerTensors& optimizer_tensors() const { return optimizer_tensors_; }
   Tensor optimizer_tensor(std::size_t i) const { return flat(optimizer_state_[i], optimizer_tensors_[i].dtype); }
-  /// Returns the bfloat16 copies. Undefined when computing in float32.
-  Tensor all_shadows() const;
+  /// Returns the bfloat16 copies of a range of the flat buffers, in which all parameters have one. Undefined when
+  /// computing in float32.
+  Tensor shadows(const Range& range) const;
   /// Returns all buffers as one tensor, in the order in which they were added.
   Tensor all_buffers() const;
 
   /// Draws the masters, each number by (seed, parameter's name, index), and rounds the copies.
   void initialise(std::uint64_t seed);
   /// Rounds the masters to the bfloat16 copies. Must be called after the masters were loaded.
-  void refresh_shadows();
+  void refresh_shadows(const Context& op) const;
   /// Sets a parameter's numbers from `offset` of the flattened whole on, in the masters and in the copies. It sets
   /// those that this rank has.
   void set(ParamId id, std::int64_t offset, std::span<const float> numbers);
@@ -144,19 +148,18 @@ class Parameters {
   Context context() const;
   void write(std::span<const float> numbers, const Tensor& tensor) const;
   Tensor flat(const Buffer& buffer, DType dtype) const;
-  /// Returns the local tensor of a parameter that is not sharded.
-  Tensor local(const Buffer& buffer, DType dtype, ParamId id) const;
-  bool is_unrounded(ParamId id) const {
-    return compute_ == DType::kBFloat16 && id < is_unrounded_.size() && is_unrounded_[id];
-  }
+  /// Returns the local tensor of a parameter that is not sharded, from its place in the buffer on.
+  Tensor local(const Buffer& buffer, std::int64_t place, DType dtype, ParamId id) const;
+  std::int64_t flat_place(ParamId id) const { return table_->bucket(id).flat_offset + table_->place(id).offset; }
   /// Returns this rank's numbers of a parameter from a flat buffer.
   Tensor shard(const Tensor& all, ParamId id) const;
-  /// Returns the flat buffer that layers read.
-  const Buffer& weights() const { return compute_ == DType::kBFloat16 ? shadows_ : masters_; }
+  /// Returns the numbers that layers read. Of copies, those of parameters without one are left out.
+  Tensor all_weights() const;
 
   std::unique_ptr<ParameterTable> table_;  // stays where it is when this is moved
   OptimizerTensors optimizer_tensors_;
-  std::vector<bool> is_unrounded_;  // by ParamId; empty if all are rounded
+  std::vector<bool> lacks_copy_;  // by ParamId; empty if all have one
+  LeftOut left_out_;              // of shadows_
   DType compute_ = DType::kFloat32;
   Device device_ = Device::kMeta;
   cuda::Runtime* cuda_ = nullptr;

@@ -23,7 +23,8 @@ struct SitePrecision {
   mx::Format gradient{}, wgrad_gradient{};  // of the output's gradient, in dgrad and in wgrad
   mx::Format weight{};
 
-  bool quantizes_weight() const { return fprop != Precision::kHigh || dgrad != Precision::kHigh; }
+  /// If so, both products read the quantized weight.
+  bool quantizes_weight() const { return fprop != Precision::kHigh; }
   bool quantizes() const { return quantizes_weight() || wgrad != Precision::kHigh; }
 };
 

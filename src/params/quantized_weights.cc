@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/gemm/quantized_gemm.h"
+#include "ops/optimizer/quantize_master.h"
 #include "ops/quantize/quantize.h"
 
 namespace tessera {
@@ -77,7 +78,11 @@ std::vector<ParamId> QuantizedWeights::weights_where(Which&& which) const {
 void QuantizedWeights::quantize_all(const Context& op, std::span<const ParamId> ids) const {
   const TraceScope trace(op.trace, "quantize_weights");
   for (const ParamId id : ids) {
-    quantize_weight(op, parameters_->rounded_weight(op, id), table_[id].weight, weight(id));
+    if (parameters_->has_copy(id)) {
+      quantize_weight(op, parameters_->weight(id), table_[id].weight, weight(id));
+    } else {
+      quantize_master(op, parameters_->master(id), table_[id].weight, weight(id));
+    }
   }
 }
 
@@ -85,7 +90,18 @@ std::vector<ParamId> QuantizedWeights::kept() const {
   return weights_where([&](ParamId id) { return !is_in_slot(id); });
 }
 
-void QuantizedWeights::refresh(const Context& op) const { quantize_all(op, kept()); }
+void QuantizedWeights::refresh(const Context& op) const {
+  if (op.measuring()) return;
+  const auto quantize_in = [&](Arena& arena) {
+    Context own = op;
+    own.arena = &arena;
+    quantize_all(own, kept());
+  };
+  Arena measuring(target_);
+  quantize_in(measuring);
+  Arena scratch(measuring.peak(), target_);
+  quantize_in(scratch);
+}
 
 void QuantizedWeights::forget() {
   for (Slot& slot : slots_) slot.unit.reset();

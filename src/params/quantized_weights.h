@@ -29,7 +29,7 @@ class QuantizedWeights {
   /// Returns the weights whose quantized forms are kept from step to step. Whoever changes a weight must renew its
   /// form.
   std::vector<ParamId> kept() const;
-  /// Renews all that is kept.
+  /// Renews all that is kept. Uses memory of its own, not op's arena.
   void refresh(const Context& op) const;
   /// Quantizes a unit's weights, unless they are there. Must be called before a pass of the unit, whose weights must be
   /// acquired. `is_new` says that the unit has been gathered since its last pass. If the weights are not kept, it has
@@ -53,6 +53,7 @@ class QuantizedWeights {
   /// Returns the quantized weights for which `which(id)` is true.
   template <typename Which>
   std::vector<ParamId> weights_where(Which&& which) const;
+  /// Quantizes weights. Takes scratch memory for a matrix of one that has no copy.
   void quantize_all(const Context& op, std::span<const ParamId> ids) const;
 
   const Parameters* parameters_ = nullptr;

@@ -39,9 +39,10 @@ std::size_t UnitSlots::num_bytes(DType compute) const {
          bytes_of(gradient_layout().begins(sizes).back(), DType::kFloat32);
 }
 
-void UnitSlots::allocate(const Context& op, const Tensor& weights, const Tensor& gradients) {
+void UnitSlots::allocate(const Context& op, const Tensor& weights, const LeftOut& left_out, const Tensor& gradients) {
   op_ = op;
   weights_ = weights;
+  left_out_ = left_out;
   gradients_ = gradients;
   is_allocated_ = true;
   make_slots(weight_slots_, weight_layout());
@@ -110,8 +111,9 @@ void UnitSlots::start_gathering(UnitId unit, Slot& slot) {
   for (const ParameterTable::Bucket& bucket : table_->buckets()) {
     if (bucket.unit != unit || !table_->sharded(bucket)) continue;
     const std::int64_t size = bucket.shard_size * table_->group(bucket).size();
+    const std::int64_t begin = left_out_.place(bucket.flat_offset);
     slot.work.push_back(table_->group(bucket).all_gather(
-        weights_.rows(bucket.flat_offset, bucket.flat_offset + bucket.shard_size),
+        weights_.rows(begin, begin + bucket.shard_size),
         in_slot(weight_slots_, weights_.dtype(), weight_slots_.index(slot), bucket.slot_offset, {size}),
         fmt::format("the weights of unit {}", unit)));
   }

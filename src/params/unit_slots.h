@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "params/first_writes.h"
+#include "params/left_out.h"
 #include "params/optimizer_state.h"
 #include "params/slot_layout.h"
 
@@ -42,9 +43,9 @@ class UnitSlots {
     return weight_layout().begins(sizes);
   }
   std::size_t num_bytes(DType compute) const;
-  /// Allocates the slots. `op` must outlive this. `weights` [flat size] has the type that layers compute in and is what
-  /// is gathered. Sums are added to `gradients` [flat size], float32.
-  void allocate(const Context& op, const Tensor& weights, const Tensor& gradients);
+  /// Allocates the slots. `op` must outlive this. `weights` [flat size, but for what is left out] has the type that
+  /// layers compute in and is what is gathered. Sums are added to `gradients` [flat size], float32.
+  void allocate(const Context& op, const Tensor& weights, const LeftOut& left_out, const Tensor& gradients);
 
   /// Makes slots without memory, for a dry run. Its gathers and sums are transfers of tensors without numbers.
   void allocate_meta(DType compute);
@@ -117,6 +118,7 @@ class UnitSlots {
   bool is_allocated_ = false;
   Context op_{};
   Tensor weights_, gradients_;
+  LeftOut left_out_;  // of weights_
   Slots weight_slots_, gradient_slots_;
   std::uint64_t num_released_ = 0;
 };

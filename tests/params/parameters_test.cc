@@ -54,6 +54,58 @@ TEST(Parameters, DistributionsAndBounds) {
   }
 }
 
+TEST(Parameters, PlacesOfABufferThatLacksRanges) {
+  const LeftOut none, left_out({{4, 8}, {8, 12}, {20, 24}});
+  EXPECT_EQ(none.place(7), 7);
+  EXPECT_EQ(none.size(), 0);
+  EXPECT_EQ(left_out.size(), 12);
+  std::vector<std::int64_t> places, others;
+  for (const std::int64_t flat : {0, 3, 4, 8, 12, 13, 19, 20, 24, 30}) places.push_back(left_out.place(flat));
+  EXPECT_EQ(places, (std::vector<std::int64_t>{0, 3, 4, 4, 4, 5, 11, 12, 12, 18}));
+  left_out.for_each_other(30, [&](const LeftOut::Range& range) {
+    others.push_back(range.begin);
+    others.push_back(range.end);
+  });
+  EXPECT_EQ(others, (std::vector<std::int64_t>{0, 4, 12, 20, 24, 30}));
+}
+
+// Parameters of odd sizes lie between those without a copy. Copies follow the masters, and are nobody else's.
+TEST(Parameters, SomeHaveNoCopy) {
+  Parameters parameters;
+  std::vector<ParamId> ids, without;
+  for (int i = 0; i < 7; ++i) {
+    ids.push_back(parameters.add({fmt::format("x{}", i), {3, 5 + 11 * i}, {.std = 1.0f}}));
+    if (i == 1 || i == 2 || i == 5) without.push_back(ids.back());
+  }
+  const std::size_t with_all = parameters.num_bytes(DType::kBFloat16);
+  parameters.leave_out_copies(without);
+  parameters.allocate(DType::kBFloat16);
+  EXPECT_LT(parameters.num_bytes(DType::kBFloat16), with_all);
+  EXPECT_THROW(parameters.leave_out_copies({}), InternalError);
+  const auto expect_copies = [&] {
+    for (const ParamId id : ids) {
+      if (!parameters.has_copy(id)) continue;
+      const Tensor copy = parameters.weight(id), master = parameters.master(id);
+      const auto [begin, end] = parameters.flat_range(id);
+      EXPECT_EQ(parameters.shadows({begin, end}).raw(), copy.raw());
+      for (std::int64_t j = 0; j < master.num_elements(); ++j) {
+        ASSERT_EQ(copy.data<BFloat16>()[j].bits, BFloat16(master.data<float>()[j]).bits) << id << " " << j;
+      }
+    }
+  };
+  parameters.initialise(1);
+  expect_copies();
+  const std::vector<float> numbers(15 * 3, 0.25f);
+  for (const ParamId id : ids) parameters.set(id, 2, std::span(numbers).first(9));
+  for (const ParamId id : ids) EXPECT_EQ(parameters.master(id).data<float>()[10], 0.25f);
+  expect_copies();
+  for (const ParamId id : ids) parameters.master(id).data<float>()[1] = 3.0f;
+  Arena no_scratch(0);
+  parameters.refresh_shadows({.arena = &no_scratch});
+  expect_copies();
+  EXPECT_THROW(parameters.shadows({0, parameters.flat_range(ids.back()).end}), InternalError);
+}
+
 TEST(Parameters, NumbersDependOnSeedAndNameOnly) {
   Parameters alone, among;
   const ParamId a = alone.add({"x", {10, 10}, {.std = 1.0f}});

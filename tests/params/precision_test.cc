@@ -91,7 +91,7 @@ struct Sites {
       fill_gaussian(parameters.master(id), parameters.spec(id).name, deviation_of(parameters.spec(id)));
       table.push_back(precision_of(parameters.spec(id)));
     }
-    parameters.refresh_shadows();
+    parameters.refresh_shadows(op);
     quantized = QuantizedWeights(op, parameters, table);
     quantized.allocate();
     quantized.refresh(op);

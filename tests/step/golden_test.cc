@@ -43,7 +43,8 @@ struct Golden {
     for (ParamId id = 0; id < parameters.num_buffers(); ++id) {
       file.read("buffer." + parameters.buffer_spec(id).name, parameters.buffer(id));
     }
-    parameters.refresh_shadows();
+    Arena no_scratch(0);
+    parameters.refresh_shadows({.arena = &no_scratch});
   }
 
   std::size_t num_with_prefix(const std::string& prefix) const {

@@ -403,29 +403,33 @@ TEST_P(LowPrecisionStep, WeightsAreQuantizedAgainAfterTheOptimizer) {
   EXPECT_EQ(run.step.evaluate(batches[0]), after);
 }
 
-// Nothing may read the bfloat16 copy of a weight whose products read its quantized form, because a step leaves it as it
-// was. Where a weight has to be read, its master is rounded.
-TEST(LowPrecision, WeightsThatAreOnlyReadQuantizedAreRoundedWhenTheyAreRead) {
+// A weight whose products read its quantized form has no bfloat16 copy. Where it has to be read, its master is rounded.
+TEST(LowPrecision, WeightsThatAreOnlyReadQuantizedHaveNoCopy) {
   SmallStep run({"--training.mixed_precision_param=bfloat16", "--model.converters=quantize.grouped_mm.mx"});
   run.step.run(1, run.batches());
   const Parameters& parameters = run.step.model().parameters();
-  int unrounded = 0;
+  Arena arena(std::size_t{1} << 20);
+  std::int64_t without_copy = 0;
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const bool quantized = run.step.model().quantized_weights().precision(id).quantizes_weight();
     if (quantized) {
-      ++unrounded;
+      without_copy += parameters.master(id).num_elements();
       EXPECT_THROW(parameters.weight(id), InternalError);
     } else {
-      EXPECT_EQ(parameters.weight(id).raw(), parameters.rounded_weight(run.step.context(), id).raw());
+      EXPECT_EQ(parameters.weight(id).raw(), parameters.rounded_weight({.arena = &arena}, id).raw());
     }
-    const Tensor rounded = parameters.rounded_weight(run.step.context(), id), master = parameters.master(id);
+    const ArenaScope scope(arena);
+    const Tensor rounded = parameters.rounded_weight({.arena = &arena}, id), master = parameters.master(id);
     ASSERT_EQ(rounded.dtype(), DType::kBFloat16);
     for (std::int64_t i = 0; i < master.num_elements(); ++i) {
       ASSERT_EQ(static_cast<float>(rounded.data<BFloat16>()[i]), static_cast<float>(BFloat16(master.data<float>()[i])))
           << parameters.spec(id).name << " " << i;
     }
   }
-  EXPECT_GT(unrounded, 0);
+  EXPECT_GT(without_copy, 0);
+  const std::int64_t with_copy = parameters.all_masters().dim(0) - without_copy;  // all are multiples of the alignment
+  EXPECT_EQ(parameters.num_bytes(DType::kBFloat16) - parameters.num_bytes(DType::kFloat32),
+            static_cast<std::size_t>(with_copy) * sizeof(BFloat16));
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, LowPrecisionStep, ::testing::ValuesIn(kRecipes),
@@ -611,7 +615,8 @@ TEST(LowPrecision, ErrorsAreThoseOfTheFirstMicroBatch) {
     if (!one.quantizes(id)) continue;
     double numbers[2] = {};
     const Tensor sums_2(numbers, {2}, DType::kFloat64, Device::kCpu);
-    quantization_error(one.step.context(), model.parameters().rounded_weight(one.step.context(), id),
+    Arena arena(std::size_t{1} << 20);
+    quantization_error(one.step.context(), model.parameters().rounded_weight({.arena = &arena}, id),
                        model.quantized_weights().weight(id).rows, sums_2);
     weights[module_name(model.parameters().spec(id))] = ErrorSums{.signal = numbers[0], .noise = numbers[1]}.sqnr_db();
   }

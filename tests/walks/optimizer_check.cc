@@ -42,13 +42,13 @@ class Lion : public OperatorTest {
   void expect_formula(DType moments, double bound) {
     constexpr std::int64_t kSize = 70'000;  // more numbers than two tasks have
     const Formula formula{.beta1 = 0.9, .beta2 = 0.99, .decay = 0.1, .rate = kRate};
-    const Tensor w = random({kSize}), m = random({kSize}, moments), shadow = random({kSize}, DType::kBFloat16);
+    const Tensor w = random({kSize}), m = random({kSize}, moments);
     for (int step = 1; step <= 3; ++step) {
       const Tensor d_w = random({kSize});
       d_w.data<float>()[step] = 0.0f;
       if (step == 1 && moments == DType::kFloat32) m.data<float>()[step] = 0.0f;
       const Doubles g = doubles(d_w), m_before = doubles(m), w_before = doubles(w);
-      lion(context(), kOptions, step_S(1.0f), d_w, m, w, shadow);
+      lion(context(), kOptions, step_S(1.0f), d_w, m, w);
       const Doubles w_after = doubles(w), m_after = doubles(m);
       for (std::size_t i = 0; i < g.size(); ++i) {
         const double scaled = g[i] * kGradientScale, m_i = m_before[i];
@@ -56,7 +56,6 @@ class Lion : public OperatorTest {
         ASSERT_NEAR(m_after[i], formula.moment(m_i, scaled), bound) << i;
         if (blend != 0.0 && std::abs(blend) < kTie) continue;
         ASSERT_NEAR(w_after[i], formula.weight(w_before[i], m_i, scaled), 1e-6) << i;
-        ASSERT_EQ(shadow.data<BFloat16>()[i].bits, BFloat16(w.data<float>()[i]).bits) << i;
       }
     }
   }
@@ -68,7 +67,7 @@ TEST_F(Lion, MomentInBfloat16) { expect_formula(DType::kBFloat16, 0x1.01p-8); }
 TEST_F(Lion, LeavesAStepOut) {
   const Tensor w = random({100}), m = random({100});
   const Doubles w_before = doubles(w), m_before = doubles(m);
-  lion(context(), kOptions, step_S(0.0f), random({100}), m, w, {});
+  lion(context(), kOptions, step_S(0.0f), random({100}), m, w);
   EXPECT_EQ(doubles(w), w_before);
   EXPECT_EQ(doubles(m), m_before);
 }

@@ -300,12 +300,12 @@ void optimizers(GpuBench& bench) {
   for (const auto& [name, format] : {std::pair{"128x128", kWideSquare}, {"256x256", kWidestSquare}}) {
     bench.row(fmt::format("adamw_quantized, {} E8M0", name), text(experts), [&, format = format] {
       const Tensor d_w = bench.random({kN}, kFloat), w = bench.random(experts, kFloat), m = bench.random({kN}, kFloat);
-      const Tensor v = bench.empty({kN}, kFloat), shadow = bench.empty(experts, kBf16);
+      const Tensor v = bench.empty({kN}, kFloat);
       set_zero(bench.context(), v);
       const Tensor step_S = adamw_numbers(bench);
       const QuantizedWeight q = bench.weight(experts, format);
       return Call{bytes_of({d_w, m, m, v, v, w, w}) + bytes_of(q.rows) + bytes_of(q.columns),
-                  [=](const Context& op) { adamw_quantized(op, kAdamW, step_S, d_w, m, v, w, shadow, format, q); }};
+                  [=](const Context& op) { adamw_quantized(op, kAdamW, step_S, d_w, m, v, w, kBf16, format, q); }};
     });
   }
   bench.row("sum_of_squares", text({kN}), [&] {

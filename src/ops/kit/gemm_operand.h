@@ -41,6 +41,12 @@ struct QuantizedWeight {
   /// The same numbers in bfloat16, which holds them exactly. They have the shapes of wide_shape() and the order of
   /// ops/gemm/sm90/sm90_widen.cuh.
   Tensor wide_rows, wide_columns;
+
+  /// Returns matrix i of a stack.
+  QuantizedWeight operator[](std::int64_t i) const {
+    const auto part = [i](const auto& x) { return x.defined() ? x[i] : x; };
+    return {part(rows), part(columns), part(wide_rows), part(wide_columns)};
+  }
 };
 
 /// Throws unless the defined forms of w are those of a weight of this shape.

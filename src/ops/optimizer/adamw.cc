@@ -61,13 +61,12 @@ void adamw(const Context& context, const AdamWOptions& options, const Tensor& st
 }
 
 void adamw_quantized(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
-                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow,
-                     const mx::Format& format, const QuantizedWeight& quantized) {
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, DType compute, const mx::Format& format,
+                     const QuantizedWeight& quantized) {
   const TraceScope trace(context.trace, "adamw_quantized");
   check_step(step_S, d_w_N, m_N, v_N, w.reshape({w.num_elements()}));
-  if (shadow.defined()) TESSERA_CHECK_TENSOR(shadow, DType::kBFloat16, (w.shape()));
   check_quantized(quantized, w.shape());
-  TESSERA_RUN(adamw_quantized, context, options, step_S, d_w_N, m_N, v_N, w, shadow, format, quantized);
+  TESSERA_RUN(adamw_quantized, context, options, step_S, d_w_N, m_N, v_N, w, compute, format, quantized);
 }
 
 }  // namespace tessera

@@ -65,12 +65,10 @@ void clip_gradients(const Context& context, const Tensor& squares_1, const Tenso
 void adamw(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
            const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N);
 
-/// Makes the same step over the N numbers of a weight, and then renews its quantized form, as quantize_weight() does.
-/// It quantizes w as rounded to the shadow's type, or w itself without a shadow. The shadow may then hold w, rounded,
-/// or what it held before: on GPUs one kernel does both, and leaves the shadow alone. w and shadow have the weight's
-/// shape, [O, K] or [E, O, K].
+/// Makes the same step over the N numbers of a weight w, [O, K] or [E, O, K], and then renews its quantized form. It
+/// quantizes w as rounded to `compute`, float32 or bfloat16.
 void adamw_quantized(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
-                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow,
-                     const mx::Format& format, const QuantizedWeight& quantized);
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, DType compute, const mx::Format& format,
+                     const QuantizedWeight& quantized);
 
 }  // namespace tessera

@@ -1,13 +1,9 @@
 #include <cmath>
 
 #include "ops/optimizer/adamw.h"
+#include "ops/optimizer/quantize_master.h"
 #include "ops/quantize/quantize.h"
-#include "ops/runtime/backends.h"
 #include "tensor/parallel.h"
-
-namespace tessera {
-TESSERA_BACKENDS(quantize)
-}
 
 namespace tessera::cpu {
 
@@ -54,12 +50,11 @@ void adamw(const Context& context, const AdamWOptions& options, const Tensor& st
 }
 
 void adamw_quantized(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
-                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow, const mx::Format&,
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, DType compute, const mx::Format& format,
                      const QuantizedWeight& quantized) {
-  const Shape flat{w.num_elements()};
-  cpu::adamw(context, options, step_S, d_w_N, m_N, v_N, w.reshape(flat),
-             shadow.defined() ? shadow.reshape(flat) : shadow);
-  cpu::quantize(context, shadow.defined() ? shadow : w, quantized.rows, quantized.columns);
+  cpu::adamw(context, options, step_S, d_w_N, m_N, v_N, w.reshape({w.num_elements()}), {});
+  compute == DType::kBFloat16 ? quantize_master(context, w, format, quantized)
+                              : quantize_weight(context, w, format, quantized);
 }
 
 void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squares_1) {

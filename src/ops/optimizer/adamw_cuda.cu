@@ -1,13 +1,8 @@
 #include "ops/kit/reduce.cuh"
 #include "ops/optimizer/adamw.h"
+#include "ops/optimizer/quantize_master.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize/tile_quantizer.cuh"
-#include "ops/runtime/backends.h"
-
-namespace tessera {
-TESSERA_BACKENDS(quantize)
-TESSERA_BACKENDS(quantize_weight)
-}  // namespace tessera
 
 namespace tessera::cuda {
 namespace {
@@ -72,8 +67,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment>
   }
 }
 
-/// Computes a step over the numbers of a weight, for the tile kernel, which quantizes them as rounded to bfloat16. It
-/// does not write the shadow.
+/// Computes a step over the numbers of a weight, for the tile kernel, which quantizes them as rounded to bfloat16.
 template <typename Moment>
 struct AdamWTile {
   using Number = __nv_bfloat16;
@@ -188,13 +182,13 @@ void launch_adamw(const Context& op, const AdamWArgs<Moment>& args) {
           : launch(adamw_kernel<1, Moment>, kPerBlock);
 }
 
-/// Launches the kernel of tiles. Returns false if rows do not start at multiples of 16 bytes.
+/// Launches the kernel of tiles.
 template <typename Moment>
-bool launch_tiles(const Context& op, const AdamWArgs<Moment>& args, const Shape& shape, const mx::Format& format,
+void launch_tiles(const Context& op, const AdamWArgs<Moment>& args, const Shape& shape, const mx::Format& format,
                   const QuantizedWeight& quantized) {
   const int last = shape.num_dims() - 1;
   const std::int64_t num_rows = shape[last - 1], length = shape[last];
-  if (length % kPerAccess != 0 || !are_aligned(args)) return false;
+  TESSERA_CHECK(are_aligned(args));
   const auto launch = [&](const auto& producer, const TileOutput& rows, const TileOutput& columns) {
     using Producer = std::remove_cvref_t<decltype(producer)>;
     const TileArgs<Producer> tiles{.producer = producer,
@@ -211,7 +205,6 @@ bool launch_tiles(const Context& op, const AdamWArgs<Moment>& args, const Shape&
   } else {
     launch(tile, tile_output(quantized.rows), tile_output(quantized.columns));
   }
-  return true;
 }
 
 /// Calls use(Moment) with the type of the moments.
@@ -251,19 +244,19 @@ void adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S,
 }
 
 void adamw_quantized(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
-                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, const Tensor& shadow,
-                     const mx::Format& format, const QuantizedWeight& quantized) {
-  if (op.measuring() || w.num_elements() == 0) return;
-  const bool is_done = for_moments(m_N, [&]<typename Moment>(Moment) {
-    const auto args = adamw_args<Moment>(options, step_S, d_w_N, m_N, v_N, w, shadow);
-    const bool by_tiles = shadow.defined() && launch_tiles(op, args, w.shape(), format, quantized);
-    if (!by_tiles) launch_adamw(op, args);
-    return by_tiles;
-  });
-  if (is_done) return;
-  const Tensor& rounded = shadow.defined() ? shadow : w;
-  quantized.wide_rows.defined() ? cuda::quantize_weight(op, rounded, format, quantized)
-                                : cuda::quantize(op, rounded, quantized.rows, quantized.columns);
+                     const Tensor& m_N, const Tensor& v_N, const Tensor& w, DType compute, const mx::Format& format,
+                     const QuantizedWeight& quantized) {
+  if (w.num_elements() == 0) return;
+  // The kernel of tiles reads rows that start at multiples of 16 bytes.
+  const bool rounds = compute == DType::kBFloat16, by_tiles = rounds && w.dim(w.num_dims() - 1) % kPerAccess == 0;
+  if (!op.measuring()) {
+    for_moments(m_N, [&]<typename Moment>(Moment) {
+      const auto args = adamw_args<Moment>(options, step_S, d_w_N, m_N, v_N, w, {});
+      by_tiles ? launch_tiles(op, args, w.shape(), format, quantized) : launch_adamw(op, args);
+    });
+  }
+  if (by_tiles) return;
+  rounds ? tessera::quantize_master(op, w, format, quantized) : tessera::quantize_weight(op, w, format, quantized);
 }
 
 }  // namespace tessera::cuda

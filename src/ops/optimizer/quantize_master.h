@@ -1,0 +1,14 @@
+// The quantized form of a weight that has no copy in the type that layers compute in.
+#pragma once
+
+#include "ops/kit/gemm_operand.h"
+#include "ops/runtime/context.h"
+
+namespace tessera {
+
+/// Quantizes a float32 weight w, [N, K] or [E, N, K], as rounded to bfloat16. Results are those of quantize_weight().
+/// It takes scratch memory for one matrix.
+void quantize_master(const Context& context, const Tensor& w, const mx::Format& format,
+                     const QuantizedWeight& quantized);
+
+}  // namespace tessera
