@@ -45,9 +45,10 @@ KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh"
            "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
 MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 SOURCES = {
-    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/direct/*.cu*", "src/ep/direct/gpu_*",
+    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/*.h", "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*",
                "src/device/cuda*",
-               "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h"],
+               "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h",
+               "tests/step/mesh_gradients.h", "tests/step/text_gradients.h", "tests/ep/whole_calls.h"],
     "steps": [*KERNELS, *MODEL, "bench/gpu.py"],
     "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/gemm/grouped_gemm_cuda.cu",
                 "src/ops/gemm/quantized_gemm_cuda.cu",

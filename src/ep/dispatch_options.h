@@ -38,7 +38,7 @@ struct DispatchOptions {
   std::int64_t top_k = 0;        // K
   /// The number of domains over which a token's K choices are spread, for the direct backend. The E experts are those
   /// of one domain. A choice in another domain has expert id kNoExpert, no row, and a weight that is not read. Its
-  /// gradient is undefined.
+  /// gradient is 0.
   std::int64_t num_domains = 1;
   DType dtype = DType::kFloat32;
   /// The largest alignment of any layer.

@@ -16,9 +16,9 @@
 //              host waits for nothing, and learns of failures when it asks (check).
 //
 // Several domains. The ranks of a domain reach each other's memory, those of other domains do not. Then an exchange
-// (ep/domain_exchange.h) brings each token once to every domain that has one of its experts, and brings sums back. In
-// front of the calls of this dispatcher, which is direct, and behind them, callers call it. The dispatcher's "tokens"
-// are those that came, and its experts are the domain's. An expert's rows are in the order of their ranks' places in
+// (ep/domain_exchange.h) brings each token once to every domain that has one of its experts, and brings sums back.
+// Callers call it before and after this dispatcher, which is direct. The dispatcher's "tokens" are those that came, and
+// its experts are the domain's. An expert's rows are in the order of their ranks' places in
 // their domains, then of the domains, then of each rank.
 //
 // Sums. Both standard and direct sum a token's rows rank by rank, ascending. On each rank they sum in the order of k,
@@ -169,8 +169,8 @@ class Dispatcher {
                          const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK);
 
   /// Returns the part of this rank's window that receives rows, [R, D]. If it is passed as x_RD.plain of a dispatch,
-  /// the rows need no copy. They stay until the next dispatch of any layer. It is undefined for other backends and
-  /// payloads, and where calls take turns.
+  /// the rows need no copy. They stay until the next dispatch of any layer, and callers may overwrite them. It is
+  /// undefined for other backends and payloads, and where calls take turns.
   Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const {
     return turns_ == nullptr ? do_rows_in_window(op, saved) : Tensor();
   }

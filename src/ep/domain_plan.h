@@ -1,4 +1,4 @@
-// Operators that plan on the device which tokens cross to which domain (ep/backends/two_level_dispatcher.h).
+// Operators that plan on the device which tokens cross to which domain (ep/domain_exchange.h).
 //
 // All tensors are int32. N domains hold experts_per_domain experts each, in the order of the domains. Ids are those of
 // all experts, or kNoExpert. A GPU takes up to 1024 domains, and 1024 experts per domain.

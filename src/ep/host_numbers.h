@@ -1,5 +1,4 @@
-// What the dispatchers that the host drives by collectives have in common: they gather numbers of all ranks on the
-// device, and bring a few to the host.
+// What all-to-alls that the host drives need: numbers of all ranks on the device, and a few of them on the host.
 #pragma once
 
 #include <span>

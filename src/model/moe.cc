@@ -132,6 +132,7 @@ template <typename Transfer>
 void Moe::run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer) const {
   SideStream side(context.op, beside ? num_sms_of_dispatch(context) : 0);
   if (beside) beside(context.with_op(side.op()));
+  const ArenaScope scope(*context.op.arena);  // ends after the join: until then the arena takes nothing back
   transfer();
   side.join();
 }
@@ -151,7 +152,7 @@ void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, con
       allocate_operand(context, rows_shape, keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward,
                        keeps ? rows.x_RD : dispatcher.rows_in_window(op, rows.dispatch));
   {
-    const ArenaScope side_scope(*op.arena);
+    const ArenaScope side_scope(*op.arena);  // of what runs beside it
     run_beside(context, beside_dispatch, [&] { dispatcher.dispatch(op, y, rows.dispatch, x_RD); });
   }
   w13_.forward(context, x_RD, offsets_e1, rows.h_R2F);

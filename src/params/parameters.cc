@@ -80,12 +80,6 @@ Tensor Parameters::all_weights() const {
   return Tensor(shadows_.data(), {table_->flat_size() - left_out_.size()}, compute_, device_);
 }
 
-Tensor Parameters::local(const Buffer& buffer, std::int64_t place, DType dtype, ParamId id) const {
-  std::byte* data = buffer.data();
-  if (data != nullptr) data += size_in_bytes(place, dtype);
-  return Tensor(data, local_shape(id), dtype, device_);
-}
-
 Parameters::Range Parameters::flat_range(ParamId id) const {
   const ParameterTable::Bucket& bucket = table_->bucket(id);
   const Range range = shard_range(id);
@@ -129,12 +123,12 @@ Tensor Parameters::rounded_weight(const Context& op, ParamId id) const {
 Tensor Parameters::weight(ParamId id) const {
   TESSERA_CHECK(has_copy(id), "{}", spec(id).name);
   if (sharded(id)) return slots_.weight(id, compute_);
-  return compute_ == DType::kBFloat16 ? local(shadows_, left_out_.place(flat_place(id)), compute_, id)
-                                      : local(masters_, flat_place(id), compute_, id);
+  if (compute_ != DType::kBFloat16) return master(id);
+  return shadows(flat_range(id)).reshape(local_shape(id));
 }
 
 Tensor Parameters::gradient(ParamId id) const {
-  return sharded(id) ? slots_.gradient(id) : local(gradients_, flat_place(id), DType::kFloat32, id);
+  return sharded(id) ? slots_.gradient(id) : gradient_shard(id).reshape(local_shape(id));
 }
 
 void Parameters::clear_gradients() {

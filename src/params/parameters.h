@@ -148,9 +148,6 @@ class Parameters {
   Context context() const;
   void write(std::span<const float> numbers, const Tensor& tensor) const;
   Tensor flat(const Buffer& buffer, DType dtype) const;
-  /// Returns the local tensor of a parameter that is not sharded, from its place in the buffer on.
-  Tensor local(const Buffer& buffer, std::int64_t place, DType dtype, ParamId id) const;
-  std::int64_t flat_place(ParamId id) const { return table_->bucket(id).flat_offset + table_->place(id).offset; }
   /// Returns this rank's numbers of a parameter from a flat buffer.
   Tensor shard(const Tensor& all, ParamId id) const;
   /// Returns the numbers that layers read. Of copies, those of parameters without one are left out.

@@ -14,6 +14,8 @@ QuantizedWeights::QuantizedWeights(const Context& op, const Parameters& paramete
   TESSERA_CHECK(table_.empty() || table_.size() == parameters.size(), "{} {}", table_.size(), parameters.size());
   unit_bytes_.resize(parameters.num_units());
   for (ParamId id = 0; id < table_.size(); ++id) {
+    TESSERA_CHECK((table_[id].fprop == Precision::kHigh) == (table_[id].dgrad == Precision::kHigh), "{}",
+                  parameters.spec(id).name);
     if (!table_[id].quantizes_weight()) continue;
     std::int64_t& used = is_in_slot(id) ? unit_bytes_[parameters.unit(id)] : slots_begin_;
     places_[id] = {.form = weight_form(op, parameters.local_shape(id), table_[id].weight, parameters.compute_dtype()),
@@ -81,7 +83,7 @@ void QuantizedWeights::quantize_all(const Context& op, std::span<const ParamId> 
     if (parameters_->has_copy(id)) {
       quantize_weight(op, parameters_->weight(id), table_[id].weight, weight(id));
     } else {
-      quantize_master(op, parameters_->master(id), table_[id].weight, weight(id));
+      quantize_master(op, parameters_->master(id), parameters_->compute_dtype(), table_[id].weight, weight(id));
     }
   }
 }

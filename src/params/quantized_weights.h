@@ -19,7 +19,7 @@ class QuantizedWeights {
 
   const SitePrecision& precision(ParamId id) const;
   const PrecisionTable& table() const { return table_; }
-  /// Returns the weight of a site whose fprop or dgrad is in low precision. It is on Device::kMeta before allocate().
+  /// Returns the weight of a site whose fprop and dgrad are in low precision. It is on Device::kMeta before allocate().
   QuantizedWeight weight(ParamId id) const;
 
   std::size_t num_bytes() const {

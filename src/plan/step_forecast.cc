@@ -154,9 +154,10 @@ class RankFold {
     }
     double added = seconds;
     if (transfer.choices.num_experts > 0) {
-      const double beside = seconds_beside(transfer);
-      added = std::max(seconds - beside, times_.dispatch_overlap_cost * seconds);
-      if (beside == 0.0) added = seconds;
+      double& used = used_beside_[transfer.begin];  // by calls right before this one
+      const double beside = seconds_beside(transfer) - used;
+      if (beside > 0.0) added = std::max(seconds - beside, times_.dispatch_overlap_cost * seconds);
+      used += std::clamp(beside, 0.0, seconds);
       if (times_.overlaps_micro_batches) added = times_.dispatch_overlap_cost * seconds;
     } else if (transfer.end > transfer.begin) {
       const double beside = begin_[transfer.end] - begin_[transfer.begin];
@@ -219,6 +220,8 @@ class RankFold {
   std::unordered_map<std::string, std::unordered_map<std::string, std::size_t>> line_of_pass_;  // by name
   std::unordered_map<std::string, std::deque<KnownCall>> known_calls_;                          // by name
   std::vector<double> begin_ = {0.0};  // of each operator, and the end of the last one, with operators alone
+  /// The seconds beside a dispatcher's calls that were counted already, by the operator that the calls precede.
+  std::unordered_map<std::size_t, double> used_beside_;
   double num_calls_ = 0.0;
   std::map<std::string, double> calls_of_pass_;
   std::vector<Stall> stalls_;

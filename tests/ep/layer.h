@@ -358,6 +358,11 @@ class LayerRun {
     dispatch();
     combine(combine_write);
     check_rows("kept");
+    if (case_.in_window) {  // the experts' outputs may lie over the rows
+      const Tensor out_RD = rows("out");
+      std::memcpy(x_RD_.plain.raw(), out_RD.raw(), out_RD.num_bytes());
+      combine(x_RD_.plain, combine_write);
+    }
     combine_backward();
     dispatch_again();
     check_gradients("kept gradients");
@@ -387,8 +392,8 @@ class LayerRun {
     check_rows("dispatch again");
   }
 
-  void combine(Write write = Write::kAssign) {
-    const Tensor out_RD = rows("out");
+  void combine(Write write = Write::kAssign) { combine(rows("out"), write); }
+  void combine(const Tensor& out_RD, Write write) {
     const Tensor y_tD = layer_.tokens(*op_.arena, "before", rank_);
     calls_.combine(op_, out_RD, saved_, y_tD, write);
     check_sums("combine", "out", /*weighted=*/true, write, y_tD);

@@ -389,6 +389,13 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kOverlap + kDirect + kBalance},
         MeshCase{"ep2_of_fsdp4_groups_differ", 4, {.ep = 2}, 4, kOverlap + kSomeRounds + kSelective + kSixteen},
         MeshCase{"ep2_of_fsdp4_groups_differ_direct", 4, {.ep = 2}, 4, kOverlap + kSomeRounds + kDirect + kSixteen},
+        MeshCase{
+            "ep4_of_2x2_domains_differ", 4, {.ep = 4, .ep_domain = 2}, 4, kOverlap + kSomeRounds + kDirect + kSixteen},
+        MeshCase{"pp2_ep4_of_2x2_domains_differ_selective",
+                 8,
+                 {.pp = 2, .ep = 4, .ep_domain = 2},
+                 4,
+                 kDualPipeV + kSomeRounds + kDirect + kSelective + kSixteen},
         MeshCase{"ep2_of_fsdp4_vocabulary", 4, {.ep = 2}, 2, kOverlap + kLargeVocabulary},
         MeshCase{
             "ep2_of_fsdp4_vocabulary_never_direct", 4, {.ep = 2}, 2, kOverlap + kDirect + kNever + kLargeVocabulary},
@@ -404,13 +411,15 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return test.param.name; });
 
 /// Counts the spans of one row of a trace that lie within calls of the dispatcher of another row, before the end of
-/// what that call waits for: the call has a span of its own after them.
-int num_within_calls(const nlohmann::json& events, TraceRecorder::Row row_of_calls, TraceRecorder::Row row) {
+/// what that call waits for: the call has a span of its own after them. The names of the calls end with `calls`.
+int num_within_calls(const nlohmann::json& events, std::string_view calls, TraceRecorder::Row row_of_calls,
+                     TraceRecorder::Row row) {
   int count = 0;
   const auto begin_of = [](const nlohmann::json& event) { return event["ts"].get<double>(); };
   const auto end_of = [&](const nlohmann::json& event) { return begin_of(event) + event["dur"].get<double>(); };
   for (const auto& call : events) {
-    if (call["tid"] != static_cast<int>(row_of_calls) || !call["name"].get<std::string>().starts_with("ep.")) continue;
+    const auto name = call["name"].get<std::string>();
+    if (call["tid"] != static_cast<int>(row_of_calls) || !name.starts_with("ep.") || !name.ends_with(calls)) continue;
     double last = 0.0;  // begin of the call's last own span
     for (const auto& event : events) {
       if (event["tid"] == call["tid"] && begin_of(call) < begin_of(event) && end_of(event) < end_of(call)) {
@@ -428,7 +437,8 @@ TEST(PairedPasses, EachComputesDuringTheOthersCalls) {
   using Row = TraceRecorder::Row;
   for (MeshCase mesh_case : {MeshCase{"standard", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV},
                              {"direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kDirect},
-                             {"no_pipeline", 2, {.ep = 2}, 4, kOverlap}}) {
+                             {"no_pipeline", 2, {.ep = 2}, 4, kOverlap},
+                             {"domains", 4, {.ep = 4, .ep_domain = 2}, 2, kOverlap + kDirect}}) {
     for (const bool overlaps : {true, false}) {
       mesh_case.overrides = mesh_case.overrides + kEightLayers + (overlaps ? Overrides{} : kOneByOne);
       const data::TemporaryFolder scratch;
@@ -441,8 +451,9 @@ TEST(PairedPasses, EachComputesDuringTheOthersCalls) {
         const auto path = scratch / fmt::format("{}.json", world->rank());
         trace.write(path);
         const nlohmann::json events = parse_json(read_text_file(path), path.string())["traceEvents"];
-        EXPECT_EQ(num_within_calls(events, Row::kHost, Row::kSecondPass) > 0, overlaps) << mesh_case.name;
-        EXPECT_EQ(num_within_calls(events, Row::kSecondPass, Row::kHost) > 0, overlaps) << mesh_case.name;
+        const std::string_view calls = mesh_case.degrees.num_ep_domains() > 1 ? " between domains" : "";
+        EXPECT_EQ(num_within_calls(events, calls, Row::kHost, Row::kSecondPass) > 0, overlaps) << mesh_case.name;
+        EXPECT_EQ(num_within_calls(events, calls, Row::kSecondPass, Row::kHost) > 0, overlaps) << mesh_case.name;
       });
     }
   }

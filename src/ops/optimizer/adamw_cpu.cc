@@ -53,8 +53,7 @@ void adamw_quantized(const Context& context, const AdamWOptions& options, const 
                      const Tensor& m_N, const Tensor& v_N, const Tensor& w, DType compute, const mx::Format& format,
                      const QuantizedWeight& quantized) {
   cpu::adamw(context, options, step_S, d_w_N, m_N, v_N, w.reshape({w.num_elements()}), {});
-  compute == DType::kBFloat16 ? quantize_master(context, w, format, quantized)
-                              : quantize_weight(context, w, format, quantized);
+  quantize_master(context, w, compute, format, quantized);
 }
 
 void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squares_1) {

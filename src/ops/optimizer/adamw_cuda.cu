@@ -248,15 +248,14 @@ void adamw_quantized(const Context& op, const AdamWOptions& options, const Tenso
                      const QuantizedWeight& quantized) {
   if (w.num_elements() == 0) return;
   // The kernel of tiles reads rows that start at multiples of 16 bytes.
-  const bool rounds = compute == DType::kBFloat16, by_tiles = rounds && w.dim(w.num_dims() - 1) % kPerAccess == 0;
+  const bool by_tiles = compute == DType::kBFloat16 && w.dim(w.num_dims() - 1) % kPerAccess == 0;
   if (!op.measuring()) {
     for_moments(m_N, [&]<typename Moment>(Moment) {
       const auto args = adamw_args<Moment>(options, step_S, d_w_N, m_N, v_N, w, {});
       by_tiles ? launch_tiles(op, args, w.shape(), format, quantized) : launch_adamw(op, args);
     });
   }
-  if (by_tiles) return;
-  rounds ? tessera::quantize_master(op, w, format, quantized) : tessera::quantize_weight(op, w, format, quantized);
+  if (!by_tiles) tessera::quantize_master(op, w, compute, format, quantized);
 }
 
 }  // namespace tessera::cuda

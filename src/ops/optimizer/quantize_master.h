@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// Quantizes a float32 weight w, [N, K] or [E, N, K], as rounded to bfloat16. Results are those of quantize_weight().
-/// It takes scratch memory for one matrix.
-void quantize_master(const Context& context, const Tensor& w, const mx::Format& format,
+/// Quantizes a float32 weight w, [N, K] or [E, N, K], as rounded to `compute`, float32 or bfloat16. Results are those
+/// of quantize_weight(). For bfloat16 it takes scratch memory for one matrix.
+void quantize_master(const Context& context, const Tensor& w, DType compute, const mx::Format& format,
                      const QuantizedWeight& quantized);
 
 }  // namespace tessera
