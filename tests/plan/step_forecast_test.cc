@@ -134,6 +134,26 @@ TEST(StepForecast, AStepIsTheSumOfItsOperators) {
               1e-9);
 }
 
+// The shared experts run beside two calls that follow each other. They hide five seconds of them, not of each.
+TEST(StepForecast, WhatRunsBesideCallsHidesThemOnce) {
+  StepRecord record;
+  record.set_pass("stage 0 backward");
+  record.begin("shared experts")->is_beside = true;
+  record.end(false);
+  for (const char* kind : {"combine_backward", "dispatch_again"}) {
+    record.begin_transfer({.kind = kind, .axis = "ep", .choices = {.num_experts = 8, .top_k = 2}, .pass = {}});
+  }
+  const StepTimes times{.of_operator = [](const RecordedOperator&) { return OperatorTime{.seconds = 5.0}; },
+                        .of_transfer = [](const RecordedTransfer&) { return 4.0; }};
+  const RankForecast forecast = forecast_rank(record, 1, /*gathers_once=*/false, times);
+  double added = 0.0, hidden = 0.0;
+  for (const ForecastLine& line : forecast.lines) {
+    if (line.is_transfer) added += line.seconds, hidden += line.hidden_seconds;
+  }
+  EXPECT_DOUBLE_EQ(added, 3.0);
+  EXPECT_DOUBLE_EQ(hidden, 5.0);
+}
+
 TEST(StepForecast, AFasterOperatorNeverMakesAStepLonger) {
   const JobConfig config = small_config(kMxfp8);
   const std::vector<RecordedOperator> operators = operators_of_plan(config);
