@@ -101,6 +101,9 @@ class TrainingStep {
   /// is planned only, null means a new one. With a mesh that is planned only, the step is measured and nothing else.
   explicit TrainingStep(const JobConfig& config, const std::shared_ptr<Mesh>& mesh = nullptr,
                         Device device = Device::kCpu, std::shared_ptr<cuda::Runtime> cuda = nullptr);
+  /// `config` must outlive this.
+  explicit TrainingStep(JobConfig&& config, const std::shared_ptr<Mesh>& mesh = nullptr, Device device = Device::kCpu,
+                        std::shared_ptr<cuda::Runtime> cuda = nullptr) = delete;
   /// Does the same with the mesh's schedule (JobConfig::pipeline_schedule), which takes a while to make.
   TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, const PipelineSchedule& schedule, Device device,
                std::shared_ptr<cuda::Runtime> cuda = nullptr);

@@ -102,7 +102,8 @@ inline void on_mesh(const MeshCase& mesh_case, const std::string& model, const R
     const std::int64_t num_sequences = parse_job_config(model, overrides).training.global_batch_size;
     overrides.push_back(fmt::format("--training.local_batch_size={}",
                                     num_sequences / mesh->num_data_ranks() / mesh_case.micro_batches));
-    TrainingStep step(parse_job_config(model, overrides), mesh, mesh_case.device, runtime);
+    const JobConfig config = parse_job_config(model, overrides);
+    TrainingStep step(config, mesh, mesh_case.device, runtime);
     step.allocate();
     std::vector<Batch> batches;
     for (std::int64_t m = 0; m < mesh_case.micro_batches; ++m) batches.push_back(step.make_batch());
