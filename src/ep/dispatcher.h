@@ -18,8 +18,8 @@
 // Several domains. The ranks of a domain reach each other's memory, those of other domains do not. Then an exchange
 // (ep/domain_exchange.h) brings each token once to every domain that has one of its experts, and brings sums back.
 // Callers call it before and after this dispatcher, which is direct. The dispatcher's "tokens" are those that came, and
-// its experts are the domain's. An expert's rows are in the order of their ranks' places in
-// their domains, then of the domains, then of each rank.
+// its experts are the domain's. An expert's rows are in the order of their ranks' places in their domains, then of the
+// domains, then of each rank.
 //
 // Sums. Both standard and direct sum a token's rows rank by rank, ascending. On each rank they sum in the order of k,
 // in float32, and round to the layer's type. Then they sum these in float32 and round once. So both give the same bits.

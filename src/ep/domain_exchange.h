@@ -1,8 +1,8 @@
 // How tokens cross between domains, in front of a dispatcher within each domain.
 //
 // The P ranks of an expert-parallel group are cut into N domains of L ranks. The ranks of a domain, which is a node for
-// instance, reach each other's memory. EP rank r = domain · L + place. A token crosses once to each domain that has one
-// of its experts, by an all-to-all of the ranks with one place. The dispatcher within the domain then brings it to the
+// instance, reach each other's memory. EP rank r = domain · L + place. A token crosses once to each domain that has
+// one of its experts, by an all-to-all of the ranks with one place. The dispatcher within the domain then brings it to the
 // ranks of its experts. For that dispatcher, a rank has the M = N·t tokens that came, and there are E/N experts. Sums
 // come back the same way.
 //

@@ -1,7 +1,7 @@
 // Runs the passes of a schedule on this rank, and plans the memory that they take. Without a pipeline the schedule has
 // one stage. Each micro-batch then goes forward and backward before the next begins, or its forward overlaps with the
-// backward of the one before (make_overlapped_schedule). With a pipeline, activations go to
-// the next stage's rank, and gradients to the rank of the stage before, while this rank goes on.
+// backward of the one before (make_overlapped_schedule). With a pipeline, activations go to the next stage's rank, and
+// gradients to the rank of the stage before, while this rank goes on.
 //
 // A stage's forward keeps tensors of a micro-batch in a slot, which has an arena for them. A stage has as many slots as
 // it holds micro-batches at once. Without a pipeline, and with one slot, the tensors lie in the step's arena.

@@ -95,13 +95,13 @@ ModelOptions model_options(const JobConfig& config);
 
 class TrainingStep {
  public:
-  /// Builds the model and measures the step. It allocates nothing of the plan. Throws Error for a config that cannot
-  /// work. With a mesh, all ranks must call this and all that follows together. Null means one rank. `device` is where
-  /// the step runs, kCpu or kCuda. On kCuda it uses `cuda`, which several ranks must give. For one rank, or a mesh that
-  /// is planned only, null means a new one. With a mesh that is planned only, the step is measured and nothing else.
+  /// Builds the model and measures the step. It allocates nothing of the plan. `config` must outlive this. Throws Error
+  /// for a config that cannot work. With a mesh, all ranks must call this and all that follows together. Null means one
+  /// rank. `device` is where the step runs, kCpu or kCuda. On kCuda it uses `cuda`, which several ranks must give. For
+  /// one rank, or a mesh that is planned only, null means a new one. With a mesh that is planned only, the step is
+  /// measured and nothing else.
   explicit TrainingStep(const JobConfig& config, const std::shared_ptr<Mesh>& mesh = nullptr,
                         Device device = Device::kCpu, std::shared_ptr<cuda::Runtime> cuda = nullptr);
-  /// `config` must outlive this.
   explicit TrainingStep(JobConfig&& config, const std::shared_ptr<Mesh>& mesh = nullptr, Device device = Device::kCpu,
                         std::shared_ptr<cuda::Runtime> cuda = nullptr) = delete;
   /// Does the same with the mesh's schedule (JobConfig::pipeline_schedule), which takes a while to make.
