@@ -2,9 +2,9 @@
 //
 // The P ranks of an expert-parallel group are cut into N domains of L ranks. The ranks of a domain, which is a node for
 // instance, reach each other's memory. EP rank r = domain · L + place. A token crosses once to each domain that has
-// one of its experts, by an all-to-all of the ranks with one place. The dispatcher within the domain then brings it to the
-// ranks of its experts. For that dispatcher, a rank has the M = N·t tokens that came, and there are E/N experts. Sums
-// come back the same way.
+// one of its experts, by an all-to-all of the ranks with one place. The dispatcher within the domain then brings it to
+// the ranks of its experts. For that dispatcher, a rank has the M = N·t tokens that came, and there are E/N experts.
+// Sums come back the same way.
 //
 // The device computes which tokens go where (ep/domain_plan.h). Expert ids and weights cross with their tokens. The
 // tokens that came lie one domain behind the other, and the rest of the M tokens have no expert.

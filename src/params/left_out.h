@@ -30,6 +30,7 @@ class LeftOut {
     const auto last = static_cast<std::size_t>(next - ranges_.begin()) - 1;
     return std::max(flat, ranges_[last].end) - sizes_before_[last] - (ranges_[last].end - ranges_[last].begin);
   }
+  bool contains(std::int64_t flat) const { return place(flat) == place(flat + 1); }
   /// Calls visit(range) for what is not left out of the first `flat_size` numbers.
   template <typename Visit>
   void for_each_other(std::int64_t flat_size, Visit&& visit) const {

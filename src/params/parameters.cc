@@ -57,7 +57,7 @@ void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
 }
 
 void Parameters::allocate_weights(DType compute, cuda::Runtime* cuda) {
-  TESSERA_CHECK(num_slots() == 0 && lacks_copy_.empty());
+  TESSERA_CHECK(num_slots() == 0 && left_out_.size() == 0);
   compute_ = compute;
   cuda_ = cuda;
   device_ = cuda == nullptr ? Device::kCpu : Device::kCuda;
@@ -101,11 +101,9 @@ Tensor Parameters::master(ParamId id) const {
 
 void Parameters::leave_out_copies(std::span<const ParamId> ids) {
   TESSERA_CHECK(masters_.data() == nullptr);
-  lacks_copy_.assign(size(), false);
   std::vector<Range> ranges;
   for (const ParamId id : ids) {
     TESSERA_CHECK(!sharded(id), "{}", spec(id).name);
-    lacks_copy_[id] = true;
     const auto [begin, end] = flat_range(id);
     ranges.push_back({begin, std::min(table_->flat_size(), aligned_count(end))});
   }
@@ -239,7 +237,7 @@ void Parameters::initialise(std::uint64_t seed) {
 
 void Parameters::refresh_shadows(const Context& op) const {
   if (compute_ != DType::kBFloat16) return;
-  left_out_.for_each_other(table_->flat_size(), [&](const Range& range) {
+  for_each_range_of_others([&](const Range& range) {
     const Shape shape{(range.end - range.begin) / kAlignmentInNumbers, kAlignmentInNumbers};
     convert(op, all_masters().rows(range.begin, range.end).reshape(shape), shadows(range).reshape(shape));
   });

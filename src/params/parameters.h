@@ -63,7 +63,12 @@ class Parameters {
   /// bfloat16, they get no copy. Must be called before allocate().
   void leave_out_copies(std::span<const ParamId> ids);
   bool has_copy(ParamId id) const {
-    return compute_ != DType::kBFloat16 || id >= lacks_copy_.size() || !lacks_copy_[id];
+    return compute_ != DType::kBFloat16 || sharded(id) || !left_out_.contains(flat_range(id).begin);
+  }
+  /// Calls visit(range) for the ranges of the flat buffers that the other parameters have.
+  template <typename Visit>
+  void for_each_range_of_others(Visit&& visit) const {
+    left_out_.for_each_other(table_->flat_size(), visit);
   }
   /// Returns weight(id). Of a parameter without a copy, returns the rounded master in op's scratch memory.
   Tensor rounded_weight(const Context& op, ParamId id) const;
@@ -155,8 +160,7 @@ class Parameters {
 
   std::unique_ptr<ParameterTable> table_;  // stays where it is when this is moved
   OptimizerTensors optimizer_tensors_;
-  std::vector<bool> lacks_copy_;  // by ParamId; empty if all have one
-  LeftOut left_out_;              // of shadows_
+  LeftOut left_out_;  // of leave_out_copies()
   DType compute_ = DType::kFloat32;
   Device device_ = Device::kMeta;
   cuda::Runtime* cuda_ = nullptr;

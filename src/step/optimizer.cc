@@ -1,6 +1,5 @@
 #include "step/optimizer.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "ops/runtime/runtime.h"
@@ -60,25 +59,16 @@ void Optimizer::clip(const Context& op, const Tensor& loss_1) {
 
 void Optimizer::update(const Context& op, const Parameters& parameters, const QuantizedWeights& quantized) {
   const Tensor step_S = numbers_.tensor(op.device());
-  const std::int64_t size = parameters.all_masters().dim(0);
-  std::int64_t next = 0;  // the first number without an update
-  const auto update_until = [&](std::int64_t end) {
-    if (next == end) return;
-    const auto part = [&](const Tensor& all) { return all.rows(next, end); };
+  parameters.for_each_range_of_others([&](const Parameters::Range& range) {
+    const auto part = [&](const Tensor& all) { return all.rows(range.begin, range.end); };
     adamw(op, options(), step_S, part(parameters.all_gradients()), part(parameters.optimizer_tensor(0)),
-          part(parameters.optimizer_tensor(1)), part(parameters.all_masters()), parameters.shadows({next, end}));
-  };
-  std::vector<ParamId> kept = quantized.kept();
-  std::ranges::sort(kept, {}, [&](ParamId id) { return parameters.flat_range(id).begin; });
-  for (const ParamId id : kept) {
-    const auto [begin, end] = parameters.flat_range(id);
-    update_until(begin);
+          part(parameters.optimizer_tensor(1)), part(parameters.all_masters()), parameters.shadows(range));
+  });
+  for (const ParamId id : quantized.kept()) {
     adamw_quantized(op, options(), step_S, parameters.gradient_shard(id), parameters.optimizer_shard(0, id),
                     parameters.optimizer_shard(1, id), parameters.master(id), parameters.compute_dtype(),
                     quantized.precision(id).weight, quantized.weight(id));
-    next = std::min(size, aligned_count(end));
   }
-  update_until(size);
 }
 
 }  // namespace tessera

@@ -59,6 +59,9 @@ TEST(Parameters, PlacesOfABufferThatLacksRanges) {
   EXPECT_EQ(none.place(7), 7);
   EXPECT_EQ(none.size(), 0);
   EXPECT_EQ(left_out.size(), 12);
+  EXPECT_FALSE(none.contains(7));
+  for (const std::int64_t flat : {4, 7, 8, 11, 20, 23}) EXPECT_TRUE(left_out.contains(flat)) << flat;
+  for (const std::int64_t flat : {0, 3, 12, 19, 24}) EXPECT_FALSE(left_out.contains(flat)) << flat;
   std::vector<std::int64_t> places, others;
   for (const std::int64_t flat : {0, 3, 4, 8, 12, 13, 19, 20, 24, 30}) places.push_back(left_out.place(flat));
   EXPECT_EQ(places, (std::vector<std::int64_t>{0, 3, 4, 4, 4, 5, 11, 12, 12, 18}));

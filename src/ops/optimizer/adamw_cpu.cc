@@ -2,7 +2,6 @@
 
 #include "ops/optimizer/adamw.h"
 #include "ops/optimizer/quantize_master.h"
-#include "ops/quantize/quantize.h"
 #include "tensor/parallel.h"
 
 namespace tessera::cpu {

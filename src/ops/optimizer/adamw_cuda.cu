@@ -1,7 +1,6 @@
 #include "ops/kit/reduce.cuh"
 #include "ops/optimizer/adamw.h"
 #include "ops/optimizer/quantize_master.h"
-#include "ops/quantize/quantize.h"
 #include "ops/quantize/tile_quantizer.cuh"
 
 namespace tessera::cuda {
