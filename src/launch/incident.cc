@@ -16,7 +16,7 @@ std::int64_t steps_lost(const Incident& incident) {
 std::string describe(const Incident& incident) {
   const Failure& failure = incident.failure;
   std::string text = fmt::format("Attempt {}, step {}: {}.", incident.attempt, failure.step, name_of(failure.kind));
-  for (const std::string& evidence : failure.evidence) text += fmt::format(" EvidenceKind: {}.", evidence);
+  for (const std::string& evidence : failure.evidence) text += fmt::format(" Evidence: {}.", evidence);
   if (failure.rank) {
     text += fmt::format(" Blamed: rank {} on {} ({}).", *failure.rank, failure.node, name_of(failure.sure));
   } else if (!failure.node.empty()) {
