@@ -33,7 +33,7 @@ def both_ways(name, shape, scores, function, operands, d_o):
 
 
 def main():
-    for seqs, heads, length in ((4, 16, 4096), (1, 128, 4096), (2, 16, 8192)):
+    for seqs, heads, length in ((4, 16, 4096), (1, 128, 8192), (2, 16, 8192)):
         shape = f"B{seqs} H{heads} S{length}"
         # Half of the scores are in the lower triangle, and each takes two operations.
         scores = seqs * heads * length * length

@@ -171,7 +171,7 @@ void time_attention(GpuBench& bench) {
   struct Size {
     std::int64_t seqs, heads, length;
   };
-  for (const auto& [seqs, heads, length] : {Size{4, 16, 4096}, Size{1, 128, 4096}, Size{2, 16, 8192}}) {
+  for (const auto& [seqs, heads, length] : {Size{4, 16, 4096}, Size{1, 128, 8192}, Size{2, 16, 8192}}) {
     const MlaDims dims{.num_seqs = seqs,
                        .seq_len = length,
                        .num_heads = heads,

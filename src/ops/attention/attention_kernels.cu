@@ -20,7 +20,7 @@ struct Args {
   const std::int32_t *doc_start, *enabled;
   float* lse;
   T* out;
-  std::int64_t seq_len, per_seq, heads, qk, nope, v;
+  std::int64_t seq_len, per_seq, heads, key_heads, first_head, qk, nope, v;  // k and d_k have key_heads
   std::int64_t begin[2], length;  // begin: of the two ranges of queries; length: of the first one
   float scale;
   // Only the backward uses these.
@@ -104,8 +104,9 @@ __device__ Tiles tiles_of(const Args<T>& args, float* memory) {
 template <typename T>
 __device__ void load_keys(const Args<T>& args, std::int64_t seq, std::int64_t head, std::int64_t first,
                           std::int64_t end, const Tiles& tiles) {
-  const std::int64_t of_head = seq * args.seq_len * args.heads + head, v_stride = args.nope + args.v;
-  load_tile(args.k + of_head * args.qk, args.heads * args.qk, first, end, static_cast<int>(args.qk), tiles.k);
+  const std::int64_t of_keys = seq * args.seq_len * args.key_heads + head - args.first_head,
+                     of_head = seq * args.seq_len * args.heads + head, v_stride = args.nope + args.v;
+  load_tile(args.k + of_keys * args.qk, args.key_heads * args.qk, first, end, static_cast<int>(args.qk), tiles.k);
   load_tile(args.kv + of_head * v_stride + args.nope, args.heads * v_stride, first, end, static_cast<int>(args.v),
             tiles.v);
 }
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Args<T> args) {
   const int qk = static_cast<int>(args.qk), v_dim = static_cast<int>(args.v);
   const Tiles tiles = tiles_of(args, memory);
   float* weights = tiles.rest;
-  const std::int64_t head = blockIdx.y, seq = blockIdx.z, first = std::int64_t{blockIdx.x} * kTile;
+  const std::int64_t head = args.first_head + blockIdx.y, seq = blockIdx.z, first = std::int64_t{blockIdx.x} * kTile;
   const int row = threadIdx.x / kPerRow, column = threadIdx.x % kPerRow;
   const Query query = query_at(args, seq, first + row);
   load_tile(args.q + (seq * args.per_seq * args.heads + head) * qk, args.heads * qk, first, args.per_seq, qk, tiles.q);
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(kThreads) d_q_kernel(const Args<T> args) {
   const Tiles tiles = tiles_of(args, memory);
   float* d_o = tiles.rest;
   float* d_scores = d_o + kTile * (v_dim + 1);
-  const std::int64_t head = blockIdx.y, seq = blockIdx.z, first = std::int64_t{blockIdx.x} * kTile;
+  const std::int64_t head = args.first_head + blockIdx.y, seq = blockIdx.z, first = std::int64_t{blockIdx.x} * kTile;
   const int row = threadIdx.x / kPerRow, column = threadIdx.x % kPerRow;
   const Query query = query_at(args, seq, first + row);
   const std::int64_t row_of_head = seq * args.per_seq * args.heads + head,
@@ -232,11 +233,11 @@ __global__ void __launch_bounds__(kThreads) d_kv_kernel(const Args<T> args) {
   float* d_o = tiles.rest;
   float* weights = d_o + kTile * (v_dim + 1);  // [key][query]
   float* d_scores = weights + kTile * (kTile + 1);
-  const std::int64_t head = blockIdx.y, seq = blockIdx.z, first_key = std::int64_t{blockIdx.x} * kTile;
+  const std::int64_t head = args.first_head + blockIdx.y, seq = blockIdx.z,
+                     first_key = std::int64_t{blockIdx.x} * kTile;
   const std::int64_t end_key = min(first_key + kTile, args.seq_len);
   const int row = threadIdx.x / kPerRow, column = threadIdx.x % kPerRow;
   const std::int64_t row_of_head = seq * args.per_seq * args.heads + head;
-  const std::int64_t keys_of_head = seq * args.seq_len * args.heads + head;
   load_keys(args, seq, head, first_key, end_key, tiles);
   float d_k[kPerThread] = {}, d_v[kPerThread] = {};
   for (std::int64_t first = 0; first < args.per_seq; first += kTile) {
@@ -266,16 +267,16 @@ __global__ void __launch_bounds__(kThreads) d_kv_kernel(const Args<T> args) {
     add_weighted(d_scores + row * (kTile + 1), tiles.q, column, qk, d_k);
   }
   if (first_key + row >= end_key) return;
-  const std::int64_t at = keys_of_head + (first_key + row) * args.heads;
-  store_row(d_k, args.scale, column, qk, args.d_k + at * qk);
-  store_row(d_v, 1.0f, column, v_dim, args.d_kv + at * (args.nope + v_dim) + args.nope);
+  const std::int64_t key = seq * args.seq_len + first_key + row;
+  store_row(d_k, args.scale, column, qk, args.d_k + (key * args.key_heads + head - args.first_head) * qk);
+  store_row(d_v, 1.0f, column, v_dim, args.d_kv + (key * args.heads + head) * (args.nope + v_dim) + args.nope);
 }
 
 template <typename T>
 Args<T> args_of(const PlainAttention& x) {
   const MlaDims& dims = x.dims;
   Args<T> args = {.q = numbers<const T>(x.q),
-                  .k = numbers<const T>(x.k_KHN),
+                  .k = numbers<const T>(x.k_KGN),
                   .kv = numbers<const T>(x.kv),
                   .o = numbers<const T>(x.o),
                   .doc_start = numbers<const std::int32_t>(x.doc_start_T),
@@ -285,6 +286,8 @@ Args<T> args_of(const PlainAttention& x) {
                   .seq_len = dims.seq_len,
                   .per_seq = dims.queries_per_seq(),
                   .heads = dims.num_heads,
+                  .key_heads = x.k_KGN.dim(1),
+                  .first_head = x.first_head,
                   .qk = dims.dim_nope + dims.dim_rope,
                   .nope = dims.dim_nope,
                   .v = dims.dim_v,
@@ -299,9 +302,9 @@ Args<T> args_of(const PlainAttention& x) {
   return args;
 }
 
-dim3 grid_of(const MlaDims& dims, std::int64_t rows) {
-  return dim3(static_cast<unsigned>((rows + kTile - 1) / kTile), static_cast<unsigned>(dims.num_heads),
-              static_cast<unsigned>(dims.num_seqs));
+dim3 grid_of(const PlainAttention& x, std::int64_t rows) {
+  return dim3(static_cast<unsigned>((rows + kTile - 1) / kTile), static_cast<unsigned>(x.k_KGN.dim(1)),
+              static_cast<unsigned>(x.dims.num_seqs));
 }
 
 /// Returns the bytes of shared memory for two tiles of q's dim, `num_v` tiles of v's dim and `num_scores` tiles of
@@ -326,25 +329,24 @@ bool plain_attention_fits(const MlaDims& dims) {
 
 void plain_attention_forward(const Context& op, const PlainAttention& x) {
   for_float_type(x.q.dtype(), [&]<typename T>(T) {
-    launch<T>(op, forward_kernel<T>, grid_of(x.dims, x.dims.queries_per_seq()), shared_bytes(x.dims, 1, 1),
-              args_of<T>(x));
+    launch<T>(op, forward_kernel<T>, grid_of(x, x.dims.queries_per_seq()), shared_bytes(x.dims, 1, 1), args_of<T>(x));
   });
 }
 
 void plain_attention_backward(const Context& op, const PlainAttention& x, const Tensor& d_o, const Tensor& d_q,
-                              const Tensor& d_k_KHN, const Tensor& d_kv, const Tensor& delta_TH) {
+                              const Tensor& d_k_KGN, const Tensor& d_kv, const Tensor& delta_TH) {
   for_float_type(x.q.dtype(), [&]<typename T>(T) {
     Args<T> args = args_of<T>(x);
     args.d_o = numbers<const T>(d_o);
     args.delta = numbers<float>(delta_TH);
     args.d_q = numbers<T>(d_q);
-    args.d_k = numbers<T>(d_k_KHN);
+    args.d_k = numbers<T>(d_k_KGN);
     args.d_kv = numbers<T>(d_kv);
     const std::int64_t count = delta_TH.num_elements(), per_block = kThreads / kWarp;
     delta_kernel<T>
         <<<static_cast<unsigned>((count + per_block - 1) / per_block), kThreads, 0, stream_of(op)>>>(args, count);
-    launch<T>(op, d_q_kernel<T>, grid_of(x.dims, x.dims.queries_per_seq()), shared_bytes(x.dims, 2, 1), args);
-    launch<T>(op, d_kv_kernel<T>, grid_of(x.dims, x.dims.seq_len), shared_bytes(x.dims, 2, 2), args);
+    launch<T>(op, d_q_kernel<T>, grid_of(x, x.dims.queries_per_seq()), shared_bytes(x.dims, 2, 1), args);
+    launch<T>(op, d_kv_kernel<T>, grid_of(x, x.dims.seq_len), shared_bytes(x.dims, 2, 2), args);
   });
 }
 

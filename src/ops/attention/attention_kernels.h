@@ -10,20 +10,21 @@
 
 namespace tessera::cuda {
 
-/// Holds the operands of the kernels. k_KHN is [K, H, nope + rope] and has the type of q. The other tensors are those
-/// of ops/attention/mla_attention.h. `enabled` is null or points to an int on the GPU. While this int is 0, the kernels
-/// do nothing.
+/// Holds the operands of the kernels. They compute the heads from `first_head` on for which there are keys: k_KGN is
+/// [K, G, nope + rope] and has the type of q. The other tensors are those of ops/attention/mla_attention.h, with all H
+/// heads. `enabled` is null or points to an int on the GPU. While this int is 0, the kernels do nothing.
 struct PlainAttention {
   const MlaDims& dims;
-  Tensor q, k_KHN, kv, doc_start_T, o, lse_TH;
+  std::int64_t first_head;
+  Tensor q, k_KGN, kv, doc_start_T, o, lse_TH;
   const std::int32_t* enabled = nullptr;
 };
 
 /// Returns whether the head dims fit into the kernels' tiles.
 bool plain_attention_fits(const MlaDims& dims);
 void plain_attention_forward(const Context& op, const PlainAttention& x);
-/// Writes d_q, d_k_KHN, and the columns of d_kv that are the gradient of v. delta_TH is float32 scratch memory.
+/// Writes d_q, d_k_KGN, and the columns of d_kv that are the gradient of v. delta_TH is float32 scratch memory.
 void plain_attention_backward(const Context& op, const PlainAttention& x, const Tensor& d_o, const Tensor& d_q,
-                              const Tensor& d_k_KHN, const Tensor& d_kv, const Tensor& delta_TH);
+                              const Tensor& d_k_KGN, const Tensor& d_kv, const Tensor& delta_TH);
 
 }  // namespace tessera::cuda

@@ -35,7 +35,7 @@ std::size_t round_up(std::size_t x, std::size_t to) { return (x + to - 1) / to *
   } while (false)
 
 /// Identifies a tensor in a graph and when the graph runs.
-enum Name : std::int64_t { kQ = 1, kK, kV, kO, kLse, kDO, kDQ, kDK, kDV, kLengths, kOfQk, kOfV, kOfO, kOfLse };
+enum Name : std::int64_t { kQ = 1, kK, kV, kO, kLse, kDO, kDQ, kDK, kDV, kLengths, kOfQ, kOfK, kOfV, kOfO, kOfLse };
 
 using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 
@@ -48,7 +48,7 @@ struct Pass {
 struct PassHash {
   std::size_t operator()(const Pass& pass) const {
     const AttentionShape& s = pass.shape;
-    return hash_of({s.num_seqs, s.seq_len, s.num_heads, s.dim_qk, s.dim_v, s.v_stride, s.max_documents,
+    return hash_of({s.num_seqs, s.seq_len, s.num_heads, s.token_heads, s.dim_qk, s.dim_v, s.v_stride, s.max_documents,
                     std::int64_t{std::bit_cast<std::int32_t>(s.scale)} * 4 + s.deterministic * 2 + pass.backward});
   }
 };
@@ -70,7 +70,8 @@ class Builder {
                                 .set_data_type(type));
     };
     lengths_ = table(kLengths, documents, fe::DataType_t::INT32);
-    of_qk_ = table(kOfQk, documents + 1, fe::DataType_t::INT64);
+    of_q_ = table(kOfQ, documents + 1, fe::DataType_t::INT64);
+    of_k_ = table(kOfK, documents + 1, fe::DataType_t::INT64);
     of_v_ = table(kOfV, documents + 1, fe::DataType_t::INT64);
     of_o_ = table(kOfO, documents + 1, fe::DataType_t::INT64);
     of_lse_ = table(kOfLse, documents + 1, fe::DataType_t::INT64);
@@ -127,21 +128,21 @@ class Builder {
 
   /// Describes a tensor. Its dims are sequences (or documents), heads, tokens, and numbers of a head.
   void describe(fe::graph::Tensor_attributes& tensor, Name name) const {
-    const bool is_v = name == kV || name == kDV, is_o = name == kO || name == kDO;
-    const std::int64_t dim = is_v || is_o ? shape_.dim_v : shape_.dim_qk;
-    const std::int64_t head = is_v ? shape_.v_stride : dim, token = shape_.num_heads * head;
+    const bool is_k = name == kK || name == kDK, is_v = name == kV || name == kDV, is_o = name == kO || name == kDO;
+    const std::int64_t dim = is_v || is_o ? shape_.dim_v : shape_.dim_qk, head = is_v ? shape_.v_stride : dim;
+    const std::int64_t token = (is_k ? shape_.num_heads : shape_.token_heads) * head;
     tensor.set_uid(name)
         .set_dim({batch(), shape_.num_heads, shape_.seq_len, dim})
         .set_stride({shape_.seq_len * token, head, token, 1})
         .set_data_type(fe::DataType_t::BFLOAT16);
-    if (lengths_) tensor.set_ragged_offset(is_v ? of_v_ : is_o ? of_o_ : of_qk_);
+    if (lengths_) tensor.set_ragged_offset(is_k ? of_k_ : is_v ? of_v_ : is_o ? of_o_ : of_q_);
   }
 
   void describe_lse(fe::graph::Tensor_attributes& tensor, bool by_token) const {
-    const std::int64_t heads = shape_.num_heads, tokens = shape_.seq_len;
+    const std::int64_t heads = shape_.num_heads, of_token = shape_.token_heads, tokens = shape_.seq_len;
     tensor.set_uid(kLse)
         .set_dim({batch(), heads, tokens, 1})
-        .set_stride(by_token ? std::vector<std::int64_t>{heads * tokens, 1, heads, 1}
+        .set_stride(by_token ? std::vector<std::int64_t>{of_token * tokens, 1, of_token, 1}
                              : std::vector<std::int64_t>{heads * tokens, tokens, 1, 1})
         .set_data_type(fe::DataType_t::FLOAT);
     if (lengths_) tensor.set_ragged_offset(of_lse_);
@@ -151,7 +152,7 @@ class Builder {
 
   const AttentionShape& shape_;
   std::shared_ptr<fe::graph::Graph> graph_ = std::make_shared<fe::graph::Graph>();
-  TensorPtr lengths_, of_qk_, of_v_, of_o_, of_lse_;  // null for whole sequences
+  TensorPtr lengths_, of_q_, of_k_, of_v_, of_o_, of_lse_;  // null for whole sequences
 };
 
 }  // namespace
@@ -175,7 +176,8 @@ struct AttentionLibrary::Implementation {
     if (backward) memory.insert({{kDO, x.d_o}, {kDQ, x.d_q}, {kDK, x.d_k}, {kDV, x.d_v}});
     if (shape.max_documents > 0) {
       memory.insert({{kLengths, documents.lengths},
-                     {kOfQk, documents.of_qk},
+                     {kOfQ, documents.of_q},
+                     {kOfK, documents.of_k},
                      {kOfV, documents.of_v},
                      {kOfO, documents.of_o},
                      {kOfLse, documents.of_lse}});

@@ -16,9 +16,11 @@
 namespace tessera::cuda {
 
 struct AttentionShape {
-  std::int64_t num_seqs, seq_len, num_heads;
+  std::int64_t num_seqs, seq_len;
+  std::int64_t num_heads;    // that are computed; k has no others
+  std::int64_t token_heads;  // of a token in q, v, o and lse
   std::int64_t dim_qk, dim_v;
-  std::int64_t v_stride;           // numbers from a head's v to the next head's; v of a token is num_heads times that
+  std::int64_t v_stride;           // numbers from a head's v to the next head's
   std::int64_t max_documents = 0;  // 0 means whole sequences
   float scale;
   bool deterministic = false;  // for the backward only
@@ -31,13 +33,15 @@ struct AttentionShape {
 /// offset of each document's first number in an operand, and one more offset for the end. Entries after the last
 /// document have length 0.
 struct DocumentTable {
-  std::int32_t* lengths = nullptr;                                                     // [N]
-  std::int64_t *of_qk = nullptr, *of_v = nullptr, *of_o = nullptr, *of_lse = nullptr;  // [N + 1]
+  std::int32_t* lengths = nullptr;  // [N]
+  // [N + 1] each
+  std::int64_t *of_q = nullptr, *of_k = nullptr, *of_v = nullptr, *of_o = nullptr, *of_lse = nullptr;
 };
 
 struct AttentionOperands {
-  void *q, *k, *v, *o;  // bfloat16; q, k and o are contiguous [T, H, dim], and v has v_stride
-  float* lse;           // [T, H], but [B, H, S] for the backward of whole sequences
+  // bfloat16, from the first head that is computed: k is [T, num_heads, dim], and the others have token_heads per token
+  void *q, *k, *v, *o;
+  float* lse;  // [T, token_heads], but [B, num_heads, S] for the backward of whole sequences
   // Only the backward uses the gradients. They have the layouts of their operands.
   void *d_o = nullptr, *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;
 };

@@ -108,6 +108,15 @@ TEST_F(MlaAttentionCuda, Documents) {
   check({1, 300, 2, 128, 64, 128, kNoDocuments}, DType::kBFloat16);
 }
 
+// Many heads of many tokens are computed in groups.
+TEST_F(MlaAttentionCuda, GroupsOfHeads) {
+  arena_ = Arena(std::size_t{300} << 20);
+  check({16, 512, 64, 16, 8, 16, 0}, DType::kBFloat16);
+  check({16, 512, 64, 16, 8, 16, 200}, DType::kBFloat16);
+  check({16, 512, 64, 16, 8, 16, 3}, DType::kBFloat16);  // more documents than the table has room for
+  check({32, 240, 70, 5, 4, 3, 100}, DType::kFloat32);
+}
+
 TEST_F(MlaAttentionCuda, AsAGraph) {
   for (const std::int64_t docs : {0, 300, 3}) {
     const ArenaScope scope(arena_);
@@ -172,6 +181,7 @@ TEST_F(MlaAttentionCuda, TheEstimateOfScratchSufficesOnHopper) {
         const cuda::AttentionShape shape{.num_seqs = 2,
                                          .seq_len = seq_len,
                                          .num_heads = 16,
+                                         .token_heads = 16,
                                          .dim_qk = 192,
                                          .dim_v = 128,
                                          .v_stride = 256,
