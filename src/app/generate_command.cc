@@ -28,7 +28,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
   std::int64_t seed = 0;
   std::string dtype = "bfloat16";
-  std::string device = "cpu";
+  std::string device = "auto";
 };
 
 /// One text of a batch.
@@ -81,7 +81,8 @@ class Generator {
       : options_(options),
         saved_(options.checkpoint),
         tokenizer_(choose_tokenizer(options, saved_)),
-        cuda_(options.device == "cuda" ? cuda::make_runtime() : nullptr),
+        cuda_(options.device == "cuda" || (options.device == "auto" && cuda::available()) ? cuda::make_runtime()
+                                                                                          : nullptr),
         model_(saved_.config().model, {.device = cuda_ == nullptr ? Device::kCpu : Device::kCuda,
                                        .compute = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16,
                                        .seq_len = 1}) {  // the decoder has its own table of positions
@@ -273,8 +274,8 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--dtype", options->dtype, "Type of the weights and of the computation")
       ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();
-  command->add_option("--device", options->device, "What to compute on")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  command->add_option("--device", options->device, "What to compute on; auto: a GPU if there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   command->callback([options, prompt] {
     require(prompt->count() > 0 || !options->prompts_file.empty(), "generate: --prompt or --prompts is needed");

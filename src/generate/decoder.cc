@@ -66,11 +66,10 @@ std::span<const float> Decoder::fetch_logits(std::int64_t num_rows) {
 }
 
 template <typename RunBlock>
-void Decoder::run(Arena& arena, const Batch& batch, std::int64_t num_logits, RunBlock&& run_block) {
+void Decoder::run(Arena& arena, const Batch& batch, std::int64_t first, std::int64_t end, RunBlock&& run_block) {
   LayerContext context = layer_context(batch, arena);
   const Device device = arena.device();
-  const std::int64_t num_tokens = batch.num_tokens();
-  const Shape shape{num_tokens, model_.config().dim};
+  const Shape shape{batch.num_tokens(), model_.config().dim};
   const ArenaScope scope(arena);
   Tensor x_TD = context.allocate(shape), out_TD = context.allocate(shape);
   embedding_forward(context.op, batch.inputs(device), context.weight(model_.embedding()), 0, x_TD);
@@ -79,12 +78,13 @@ void Decoder::run(Arena& arena, const Batch& batch, std::int64_t num_logits, Run
     std::swap(x_TD, out_TD);
   }
   const std::int64_t vocab = model_.config().vocab_size;
-  model_.head().logits(context, x_TD.rows(num_tokens - num_logits, num_tokens),
-                       logits_.tensor(device).rows(0, num_logits * vocab).reshape({num_logits, vocab}));
+  model_.head().logits(context, x_TD.rows(first, end),
+                       logits_.tensor(device).rows(0, (end - first) * vocab).reshape({end - first, vocab}));
 }
 
-void Decoder::run_prefill(Arena& arena, const Batch& batch, const Mirrored<std::int32_t>& slot_T) {
-  run(arena, batch, 1,
+void Decoder::run_prefill(Arena& arena, const Batch& batch, const Mirrored<std::int32_t>& slot_T,
+                          std::int64_t num_tokens) {
+  run(arena, batch, num_tokens - 1, num_tokens,
       [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
           const Tensor& out_TD) {
         const ArenaScope layer_scope(arena);
@@ -96,7 +96,7 @@ void Decoder::run_prefill(Arena& arena, const Batch& batch, const Mirrored<std::
 }
 
 void Decoder::run_decode(Arena& arena) {
-  run(arena, step_, options_.num_slots,
+  run(arena, step_, 0, options_.num_slots,
       [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
           const Tensor& out_TD) { block.decode(context, x_TD, slots_.tensor(arena.device()), cache_SPN, out_TD); });
 }
@@ -108,18 +108,23 @@ std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::
   ModelConfig one_document = model_.config();
   one_document.attn_mask_type = AttentionMask::kCausal;  // a prompt is one document, whatever tokens are in it
   one_document.num_mtp_modules = 0;
-  Batch batch(one_document, 1, num_tokens, {}, target());
+  // cuDNN builds a kernel for each length, so there are few lengths on a GPU. Tokens do not see those behind them, and
+  // the cache's entries of these are overwritten before they are read.
+  constexpr std::int64_t kStep = 64;
+  const std::int64_t num_computed =
+      cuda_ == nullptr ? num_tokens : std::min((num_tokens + kStep - 1) / kStep * kStep, options_.num_positions);
+  Batch batch(one_document, 1, num_computed, {}, target());
   std::vector<std::int32_t> row(tokens.begin(), tokens.end());
-  row.push_back(0);  // label of the last token, which is not read
+  row.resize(static_cast<std::size_t>(num_computed) + 1);  // and the label of the last token, which is not read
   batch.fill(row);
-  const Mirrored<std::int32_t> slot_T(num_tokens, target());
+  const Mirrored<std::int32_t> slot_T(num_computed, target());
   std::ranges::fill(slot_T.host(), static_cast<std::int32_t>(slot));
   if (cuda_ != nullptr) {
     batch.upload(cuda_->stream());
     slot_T.upload(cuda_->stream());
   }
-  reserve([&](Arena& arena) { run_prefill(arena, batch, slot_T); });
-  run_prefill(arena_, batch, slot_T);
+  reserve([&](Arena& arena) { run_prefill(arena, batch, slot_T, num_tokens); });
+  run_prefill(arena_, batch, slot_T, num_tokens);
   lengths_[static_cast<std::size_t>(slot)] = num_tokens;
   return fetch_logits(1);
 }

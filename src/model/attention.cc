@@ -208,11 +208,9 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   const Tensor q_absorbed = context.allocate({num_tokens, heads * latent});
   const Tensor o_latent = context.allocate({num_tokens, heads * latent});
   const Tensor o = context.allocate({num_tokens, heads * dim_v});
-  for (std::int64_t head = 0; head < heads; ++head) {
-    const std::int64_t w_k = head * (nope + dim_v);
-    linear_dgrad(op, q.columns(head * q_head, head * q_head + nope), wkv_b.rows(w_k, w_k + nope),
-                 q_absorbed.columns(head * latent, (head + 1) * latent));
-  }
+  const std::int64_t w_step = (nope + dim_v) * latent;
+  batched_gemm(op, q.columns(0, nope), wkv_b.rows(0, nope), /*transpose_b=*/false, q_absorbed.columns(0, latent),
+               {.count = heads, .step_a = q_head, .step_b = w_step, .step_c = latent});
   mla_decode(op,
              {.num_heads = heads,
               .dim_nope = nope,
@@ -221,11 +219,8 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
               .scale = rope_.softmax_scale(config, *context.model->rope)},
              {.q = q, .q_latent = q_absorbed, .cache_SPN = cache_SPN, .slot_T = slot_T, .position_T = positions_T},
              o_latent);
-  for (std::int64_t head = 0; head < heads; ++head) {
-    const std::int64_t w_v = head * (nope + dim_v) + nope;
-    linear_forward(op, o_latent.columns(head * latent, (head + 1) * latent), wkv_b.rows(w_v, w_v + dim_v),
-                   o.columns(head * dim_v, (head + 1) * dim_v));
-  }
+  batched_gemm(op, o_latent.columns(0, latent), wkv_b.rows(nope, nope + dim_v), /*transpose_b=*/true,
+               o.columns(0, dim_v), {.count = heads, .step_a = latent, .step_b = w_step, .step_c = dim_v});
   wo_.forward(context, o, out_TD);
 }
 

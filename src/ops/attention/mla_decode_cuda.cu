@@ -1,3 +1,5 @@
+#include <cooperative_groups.h>
+
 #include "ops/attention/mla_decode.h"
 #include "ops/kit/launch.cuh"
 
@@ -5,6 +7,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kBlocks = 8;     // that share the positions of a text
 constexpr int kMaxRow = 1024;  // numbers per position
 
 template <typename T>
@@ -21,35 +24,73 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
   }
 }
 
-/// Writes a head's output [num_latent] from what the warps have summed over their positions. `of_warp` [kWarps,
-/// num_latent] holds sums relative to exp(largest[w]), and `totals` holds the sums of the weights. All threads of a
-/// block call it.
-template <typename T>
-__device__ void merge_warps(const float* largest, const float* totals, const float* of_warp, int num_latent, T* out) {
-  float max = largest[0], total = 0.0f;
-  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, largest[w]);
-  float factors[kWarps];
+/// Sums of weighted latents of a part of a text's positions, relative to exp(largest), and the sum of their weights.
+/// Without positions, `largest` is -infinity.
+struct Part {
+  const float* sums;  // [num_latent]
+  float largest, total;
+};
+
+/// Returns element i of the sums of all parts, relative to exp(largest). They are added in the order of the parts.
+template <int kParts>
+__device__ float merge(const Part (&parts)[kParts], float largest, int i) {
+  float sum = 0.0f;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    factors[w] = expf(largest[w] - max);
-    total += totals[w] * factors[w];
+  for (const Part& part : parts) {
+    if (part.largest != -INFINITY) sum += part.sums[i] * expf(part.largest - largest);
   }
-  for (int i = threadIdx.x; i < num_latent; i += kThreads) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += of_warp[w * num_latent + i] * factors[w];
-    out[i] = from_float<T>(sum / total);
-  }
+  return sum;
 }
 
-/// Each block computes one token and head. A warp takes every kWarps-th position, with a running softmax. Of each row,
-/// lane l has the groups l, l + 32, ... of kCount numbers. The warps' sums are merged in the order of the warps.
+/// Returns the largest score and the total weight of all parts.
+template <int kParts>
+__device__ Part merge_totals(const Part (&parts)[kParts]) {
+  Part all{nullptr, parts[0].largest, 0.0f};
+#pragma unroll
+  for (const Part& part : parts) all.largest = fmaxf(all.largest, part.largest);
+#pragma unroll
+  for (const Part& part : parts) {
+    if (part.largest != -INFINITY) all.total += part.total * expf(part.largest - all.largest);
+  }
+  return all;
+}
+
+/// Writes a head's output [num_latent] from what the warps of a cluster's blocks have summed. `sums_of` holds the sums
+/// of this block's warps and room for those of the block. All threads of the cluster call it.
+template <typename T>
+__device__ void merge_blocks(float* sums_of, const float* largest, const float* totals, int num_latent, T* out) {
+  __shared__ Part block;
+  Part warps[kWarps], blocks[kBlocks];
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) warps[w] = {sums_of + w * num_latent, largest[w], totals[w]};
+  Part merged = merge_totals(warps);
+  float* const of_block = sums_of + kWarps * num_latent;
+  for (int i = threadIdx.x; i < num_latent; i += kThreads) of_block[i] = merge(warps, merged.largest, i);
+  merged.sums = of_block;
+  if (threadIdx.x == 0) block = merged;
+  const auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const Part* const of_other = cluster.map_shared_rank(&block, b);
+    blocks[b] = {cluster.map_shared_rank(of_block, b), of_other->largest, of_other->total};
+  }
+  merged = merge_totals(blocks);
+  for (int i = blockIdx.z * kThreads + threadIdx.x; i < num_latent; i += kBlocks * kThreads) {
+    out[i] = from_float<T>(merge(blocks, merged.largest, i) / merged.total);
+  }
+  cluster.sync();  // Other blocks read this one's shared memory.
+}
+
+/// A cluster of blocks computes one token and head. Its warps take the positions in turn, with a running softmax. Of
+/// each row, lane l has the groups l, l + 32, ... of kCount numbers. Each block merges what its warps have summed, and
+/// then a part of the latents over all blocks.
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads) __cluster_dims__(1, 1, kBlocks)
     decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,
                   const std::int32_t* positions, std::int64_t num_slots, std::int64_t num_positions, T* o_latent) {
   constexpr int kGroups = kMaxRow / kWarp / kCount;
-  extern __shared__ float of_warp[];  // [kWarps][latent]
+  extern __shared__ float sums_of[];  // [kWarps + 1][latent]: of each warp, and of the block
   __shared__ float largest[kWarps], totals[kWarps];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const std::int64_t t = blockIdx.x, head = blockIdx.y, slot = slots[t];
@@ -67,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const bool exists = 0 <= slot && slot < num_slots && positions[t] < num_positions;
   const std::int64_t end = exists ? positions[t] + 1 : 0;
-  for (std::int64_t p = warp; p < end; p += kWarps) {
+  for (std::int64_t p = blockIdx.z * kWarps + warp; p < end; p += kBlocks * kWarps) {
     const T* from = cache + (slot * num_positions + p) * row;
     float key[kGroups][kCount], score = 0.0f;
 #pragma unroll
@@ -106,11 +147,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int g = 0; g < kGroups; ++g) {
     if (index(g) >= num_latent) continue;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) of_warp[warp * num_latent + index(g) + i] = sums[g][i];
+    for (int i = 0; i < kCount; ++i) sums_of[warp * num_latent + index(g) + i] = sums[g][i];
   }
   if (lane == 0) largest[warp] = max, totals[warp] = total;
   __syncthreads();
-  merge_warps(largest, totals, of_warp, num_latent, o_latent + (t * dims.num_heads + head) * num_latent);
+  merge_blocks(sums_of, largest, totals, num_latent, o_latent + (t * dims.num_heads + head) * num_latent);
 }
 
 }  // namespace
@@ -137,8 +178,8 @@ void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOpe
                     dims.dim_rope % kLanes == 0 && dims.dim_nope % kLanes == 0;
   for_float_type(cache.dtype(), [&]<typename T>(T) {
     for_lanes(fits, [&](auto lanes) {
-      const dim3 grid(static_cast<unsigned>(num_tokens), static_cast<unsigned>(dims.num_heads));
-      const std::size_t shared_bytes = static_cast<std::size_t>(kWarps * dims.dim_latent) * sizeof(float);
+      const dim3 grid(static_cast<unsigned>(num_tokens), static_cast<unsigned>(dims.num_heads), kBlocks);
+      const std::size_t shared_bytes = static_cast<std::size_t>((kWarps + 1) * dims.dim_latent) * sizeof(float);
       decode_kernel<T, decltype(lanes)::value><<<grid, kThreads, shared_bytes, stream_of(op)>>>(
           dims, numbers<const T>(operands.q), numbers<const T>(operands.q_latent), numbers<const T>(cache),
           numbers<const std::int32_t>(operands.slot_T), numbers<const std::int32_t>(operands.position_T), cache.dim(0),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/runtime/context.h"
+#include "ops/runtime/gemm_key.h"
 
 namespace tessera {
 
@@ -10,6 +11,11 @@ namespace tessera {
 /// once. If a is float32 and b is bfloat16, a keeps its full precision.
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write);
+
+/// Assigns a · op(b) to c_MN, for each product of the batch. The tensors are those of the first product. They have one
+/// type, float32 or bfloat16, and are strided.
+void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
+                  const GemmBatch& batch);
 
 /// Assigns or adds x_TN · w_MNᵀ to y_TM. This is a linear layer whose weight is [out, in].
 inline void linear_forward(const Context& context, const Tensor& x_TN, const Tensor& w_MN, const Tensor& y_TM,

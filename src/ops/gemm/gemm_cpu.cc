@@ -88,25 +88,29 @@ void multiply_sharing_b(const Context& context, const Gemm& product, const GemmP
   }
 }
 
+Gemm product_of(const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c, Write write) {
+  return {.m = c.dim(0),
+          .n = c.dim(1),
+          .k = a.dim(transpose_a ? 0 : 1),
+          .a = a.raw(),
+          .b = b.raw(),
+          .c = c.raw(),
+          .stride_a = a.stride(),
+          .stride_b = b.stride(),
+          .stride_c = c.stride(),
+          .transpose_a = transpose_a,
+          .transpose_b = transpose_b,
+          .accumulate = write == Write::kAccumulate,
+          .element_a = element_of(a.dtype()),
+          .element_b = element_of(b.dtype()),
+          .element_c = element_of(c.dtype())};
+}
+
 }  // namespace
 
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write) {
-  const Gemm product{.m = c.dim(0),
-                     .n = c.dim(1),
-                     .k = a.dim(transpose_a ? 0 : 1),
-                     .a = a.raw(),
-                     .b = b.raw(),
-                     .c = c.raw(),
-                     .stride_a = a.stride(),
-                     .stride_b = b.stride(),
-                     .stride_c = c.stride(),
-                     .transpose_a = transpose_a,
-                     .transpose_b = transpose_b,
-                     .accumulate = write == Write::kAccumulate,
-                     .element_a = element_of(a.dtype()),
-                     .element_b = element_of(b.dtype()),
-                     .element_c = element_of(c.dtype())};
+  const Gemm product = product_of(a, transpose_a, b, transpose_b, c, write);
   const GemmParts parts(product.m, product.n, transpose_a, 1);
   if (parts.num_row_parts > 1) {
     multiply_sharing_b(context, product, parts);
@@ -115,6 +119,22 @@ void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tenso
   const ThreadScratch scratch(context, kernels().gemm_scratch(largest_part(product, parts)));
   if (context.measuring()) return;
   parallel_for(parts.count(), [&](std::int64_t idx) { kernels().gemm(part_of(product, parts, idx), scratch.mine()); });
+}
+
+void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
+                  const GemmBatch& batch) {
+  const Gemm first = product_of(a, false, b, transpose_b, c, Write::kAssign);
+  const GemmParts parts(first.m, first.n, false, batch.count);
+  const ThreadScratch scratch(context, kernels().gemm_scratch(largest_part(first, parts)));
+  if (context.measuring()) return;
+  parallel_for(batch.count * parts.count(), [&](std::int64_t idx) {
+    const std::int64_t i = idx / parts.count();
+    Gemm product = first;
+    product.a = advance(first.a, first.element_a, i * batch.step_a);
+    product.b = advance(first.b, first.element_b, i * batch.step_b);
+    product.c = const_cast<void*>(advance(first.c, first.element_c, i * batch.step_c));
+    kernels().gemm(part_of(product, parts, idx % parts.count()), scratch.mine());
+  });
 }
 
 }  // namespace tessera::cpu

@@ -10,13 +10,14 @@
 namespace tessera::cuda {
 namespace {
 
-/// Returns the largest power of two that divides the address, up to the largest one that the library's kernels
-/// distinguish. A tensor that is being measured has the same alignment, because arenas start at a multiple of all of
-/// them.
-unsigned alignment_of(const Tensor& x) {
+/// Returns the largest power of two that divides the addresses of all matrices of a batch, which lie `step` numbers
+/// apart, up to the largest one that the library's kernels distinguish. A tensor that is being measured has the same
+/// alignment, because arenas start at a multiple of all of them.
+unsigned alignment_of(const Tensor& x, std::int64_t step) {
   constexpr std::uintptr_t kWidestAccess = 16;
-  return static_cast<unsigned>(std::uintptr_t{1}
-                               << std::countr_zero(reinterpret_cast<std::uintptr_t>(x.raw()) | kWidestAccess));
+  const std::uintptr_t step_bytes = static_cast<std::uintptr_t>(step) * size_of(x.dtype());
+  return static_cast<unsigned>(
+      std::uintptr_t{1} << std::countr_zero(reinterpret_cast<std::uintptr_t>(x.raw()) | step_bytes | kWidestAccess));
 }
 
 constexpr int kThreads = 256;
@@ -103,15 +104,16 @@ void gemm_in_parts(const Context& op, const Tensor& a, bool transpose_a, const T
 }  // namespace
 
 void blas_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
-               Write write, const BlasScales& scales) {
+               Write write, const BlasScales& scales, const GemmBatch& batch) {
   const ArenaScope scope(*op.arena);
   std::byte* workspace = op.arena->allocate_bytes(kBlasWorkspace);
   // The GEMM is measured on a machine without a GPU.
   if (op.cuda == nullptr) return;
   GemmKey key(a, transpose_a, b, transpose_b, c, write);
-  key.alignment_a = alignment_of(a);
-  key.alignment_b = alignment_of(b);
-  key.alignment_c = alignment_of(c);
+  key.batch = batch;
+  key.alignment_a = alignment_of(a, batch.step_a);
+  key.alignment_b = alignment_of(b, batch.step_b);
+  key.alignment_c = alignment_of(c, batch.step_c);
   const BlasPlan& plan = op.cuda->libraries().plan_for(key, scales);
   if (op.measuring()) return;
   const float alpha = 1.0f, beta = key.accumulate ? 1.0f : 0.0f;
@@ -124,6 +126,11 @@ void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b,
           Write write) {
   if (a.dtype() != b.dtype()) return gemm_in_parts(op, a, transpose_a, b, transpose_b, c, write);
   blas_gemm(op, a, transpose_a, b, transpose_b, c, write);
+}
+
+void batched_gemm(const Context& op, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
+                  const GemmBatch& batch) {
+  blas_gemm(op, a, false, b, transpose_b, c, Write::kAssign, {}, batch);
 }
 
 }  // namespace tessera::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/runtime/context.h"
+#include "ops/runtime/gemm_key.h"
 
 namespace tessera::cuda {
 
@@ -12,7 +13,8 @@ struct BlasScales {
 
 /// Assigns or adds op(a) · op(b) to c_MN. The operands have one dtype. e4m3 operands come with their scales and need
 /// Blackwell. They are a [M, K] and b [N, K], which is transposed. K is a multiple of 32. M and N are multiples of 16.
+/// A batch has no scales.
 void blas_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
-               Write write, const BlasScales& scales = {});
+               Write write, const BlasScales& scales = {}, const GemmBatch& batch = {});
 
 }  // namespace tessera::cuda

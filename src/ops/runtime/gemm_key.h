@@ -8,6 +8,12 @@
 
 namespace tessera {
 
+/// Describes `count` products of one shape. The operands of product i begin i · step numbers behind those of the first.
+struct GemmBatch {
+  std::int64_t count = 1, step_a = 0, step_b = 0, step_c = 0;
+  bool operator==(const GemmBatch&) const = default;
+};
+
 struct GemmKey {
   GemmKey(const Tensor& a, bool transpose_a_, const Tensor& b, bool transpose_b_, const Tensor& c, Write write)
       : m(c.dim(0)),
@@ -23,6 +29,7 @@ struct GemmKey {
         dtype_c(c.dtype()) {}
 
   std::int64_t m, n, k, stride_a, stride_b, stride_c;
+  GemmBatch batch;
   bool transpose_a, transpose_b, accumulate;
   DType dtype, dtype_c;
   /// Numbers of bytes that divide the operands' addresses. 0 is for a library that does not ask for them.
@@ -33,7 +40,8 @@ struct GemmKey {
 struct GemmKeyHash {
   std::size_t operator()(const GemmKey& key) const {
     return hash_of(
-        {key.m, key.n, key.k, key.stride_a, key.stride_b, key.stride_c,
+        {key.m, key.n, key.k, key.stride_a, key.stride_b, key.stride_c, key.batch.count, key.batch.step_a,
+         key.batch.step_b, key.batch.step_c,
          std::int64_t{key.transpose_a} * 8 + std::int64_t{key.transpose_b} * 4 + std::int64_t{key.accumulate} * 2,
          static_cast<std::int64_t>(key.dtype) * 4 + static_cast<std::int64_t>(key.dtype_c),
          (std::int64_t{key.alignment_a} << 32) + (std::int64_t{key.alignment_b} << 16) + key.alignment_c});

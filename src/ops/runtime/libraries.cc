@@ -35,6 +35,14 @@ cublasLtMatrixLayout_t transposed_layout(std::int64_t rows, std::int64_t columns
   return layout;
 }
 
+void set_batch(cublasLtMatrixLayout_t layout, std::int64_t count, std::int64_t step) {
+  const auto matrices = static_cast<std::int32_t>(count);
+  TESSERA_BLAS(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &matrices,
+               sizeof matrices);
+  TESSERA_BLAS(cublasLtMatrixLayoutSetAttribute, layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step,
+               sizeof step);
+}
+
 template <typename T>
 void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, T value) {
   TESSERA_BLAS(cublasLtMatmulDescSetAttribute, operation, attribute, &value, sizeof value);
@@ -86,6 +94,11 @@ const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key, const BlasScale
   plan.b = key.transpose_b ? transposed_layout(key.n, key.k, key.stride_b, key.dtype)
                            : transposed_layout(key.k, key.n, key.stride_b, key.dtype);
   plan.c = transposed_layout(key.m, key.n, key.stride_c, key.dtype_c);
+  if (key.batch.count > 1) {
+    set_batch(plan.a, key.batch.count, key.batch.step_a);
+    set_batch(plan.b, key.batch.count, key.batch.step_b);
+    set_batch(plan.c, key.batch.count, key.batch.step_c);
+  }
 
   cublasLtMatmulPreference_t preference = nullptr;
   TESSERA_BLAS(cublasLtMatmulPreferenceCreate, &preference);

@@ -50,6 +50,31 @@ TEST_F(GemmCuda, Shapes) {
   }
 }
 
+// The heads' products of decoding, and one whose matrices are not aligned.
+TEST_F(GemmCuda, OfABatch) {
+  struct Case {
+    std::int64_t m, n, k, count, step_a;
+    bool transpose_b;
+  };
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Case& c : {Case{1, 512, 128, 16, 192, false}, {8, 128, 512, 16, 512, true}, {3, 7, 5, 4, 9, false}}) {
+      SCOPED_TRACE(fmt::format("{} x {} x {} {}", c.m, c.n, c.k, name_of(dtype)));
+      const ArenaScope scope(arena_);
+      const Tensor a = random({c.m, c.count * c.step_a}, dtype);
+      const std::int64_t rows = c.transpose_b ? c.n : c.k, columns = c.transpose_b ? c.k : c.n;
+      const Tensor b = random({c.count * rows, columns}, dtype);
+      const Tensor y = poisoned({c.m, c.count * c.n}, dtype);
+      const GemmBatch batch{.count = c.count, .step_a = c.step_a, .step_b = rows * columns, .step_c = c.n};
+      expect_close(
+          [&](const Side& side) {
+            batched_gemm(side.op, side(a).columns(0, c.k), side(b).rows(0, rows), c.transpose_b,
+                         side(y).columns(0, c.n), batch);
+          },
+          {y});
+    }
+  }
+}
+
 TEST_F(GemmCuda, OfTwoTypes) {
   for (const DType dtype_c : {DType::kFloat32, DType::kBFloat16}) {
     for (const Product& p : {Product{1, 1, 1}, {67, 129, 33}, {200, 64, 2048}, {64, 256, 300}}) {

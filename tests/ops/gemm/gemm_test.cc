@@ -49,6 +49,25 @@ class Gemm : public TypedOperatorTest {
   }
 };
 
+/// Each head multiplies its columns of x by its own rows of w.
+TEST_P(Gemm, OfABatch) {
+  constexpr std::int64_t kHeads = 3, kRows = 5, kK = 12, kN = 7;
+  for (const bool transpose : {false, true}) {
+    const ArenaScope scope(arena_);
+    const std::int64_t w_rows = transpose ? kN : kK, w_columns = transpose ? kK : kN;
+    const Tensor x = randoms({kRows, kHeads * (kK + 2)}), w = randoms({kHeads * w_rows, w_columns});
+    const Tensor y = random({kRows, kHeads * kN}, dtype());
+    batched_gemm(context(), x.columns(2, 2 + kK), w.rows(0, w_rows), transpose, y.columns(0, kN),
+                 {.count = kHeads, .step_a = kK + 2, .step_b = w_rows * w_columns, .step_c = kN});
+    for (std::int64_t head = 0; head < kHeads; ++head) {
+      const std::int64_t at = head * (kK + 2) + 2;
+      const Doubles expected =
+          product(x.columns(at, at + kK), false, w.rows(head * w_rows, (head + 1) * w_rows), transpose);
+      EXPECT_LE(relative_error(y.columns(head * kN, (head + 1) * kN), expected), bound_for(dtype(), kForwardBound));
+    }
+  }
+}
+
 TEST_P(Gemm, AllTransposesAndWrites) {
   for_every_instruction_set([&] {
     check(1, 1, 1);
