@@ -90,12 +90,13 @@ void Block::forward_saving(const LayerContext& context, const Tensor& x_tD, Bloc
 void Block::feed(const LayerContext& context, const GemmOperand& y_tD, BlockSaved& saved, const Tensor& scratch_tD,
                  const Tensor& out_tD, const MoeSums& sums) const {
   const Tensor branch_tD = out_tD.defined() ? scratch_tD : Tensor();
+  const Tensor shared_tD = moe_ && moe_->has_shared_experts() ? out_tD : Tensor();
   if (feed_forward_) {
-    feed_forward_->forward(context, y_tD, saved.ffn_h_T2I, branch_tD, Write::kAssign);
+    feed_forward_->forward(context, y_tD, saved.ffn_h_T2I, branch_tD);
   } else {
-    moe_->forward(context, y_tD, saved.moe, branch_tD, sums);
+    moe_->forward(context, y_tD, saved.moe, branch_tD, shared_tD, sums);
   }
-  if (out_tD.defined()) add(context.op, saved.mid_tD, branch_tD, out_tD);
+  if (out_tD.defined()) add(context.op, saved.mid_tD, branch_tD, out_tD, shared_tD);
 }
 
 void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,

@@ -39,7 +39,8 @@ class Block {
  private:
   /// Returns the forms in which the second half reads its input.
   InputForms ffn_forms(const LayerContext& context) const;
-  /// Computes the second half: out_tD = mid_tD + FFN_or_MoE(y_tD), with the latter in scratch_tD.
+  /// Computes the second half: out_tD = mid_tD + FFN_or_MoE(y_tD), with the latter in scratch_tD. out_tD holds the
+  /// shared experts' part of it until then.
   void feed(const LayerContext& context, const GemmOperand& y_tD, BlockSaved& saved, const Tensor& scratch_tD,
             const Tensor& out_tD, const MoeSums& sums) const;
   void forward_saving(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,

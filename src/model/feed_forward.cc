@@ -31,18 +31,25 @@ Tensor FeedForward::allocate_saved(const LayerContext& context) const {
 }
 
 void FeedForward::forward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I,
-                          const Tensor& out_tD, Write write) const {
-  TESSERA_DIMS(x_tD, h_T2I, out_tD);
-  const TraceScope trace(context.op.trace, "feed_forward.forward");
+                          const Tensor& out_tD) const {
+  forward_inputs(context, x_tD, h_T2I);
+  if (out_tD.defined()) forward_outputs(context, h_T2I, out_tD);
+}
+
+void FeedForward::forward_inputs(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I) const {
+  TESSERA_DIMS(x_tD, h_T2I);
+  const TraceScope trace(context.op.trace, "feed_forward.forward_inputs");
   const ArenaScope scope(*context.op.arena);
-  {
-    const ArenaScope x_scope(*context.op.arena);
-    w13_.forward(context, w13_.gather_input(context, x_tD, LinearSite::Reader::kForward), h_T2I);
-  }
-  if (!out_tD.defined()) return;
+  w13_.forward(context, w13_.gather_input(context, x_tD, LinearSite::Reader::kForward), h_T2I);
+}
+
+void FeedForward::forward_outputs(const LayerContext& context, const Tensor& h_T2I, const Tensor& out_tD) const {
+  TESSERA_DIMS(h_T2I, out_tD);
+  const TraceScope trace(context.op.trace, "feed_forward.forward_outputs");
+  const ArenaScope scope(*context.op.arena);
   const GemmOperand a_TI = allocate_operand(context, {h_T2I.dim(0), inter_dim_}, w2_.input_forms(context).forward);
   swiglu_forward(context.op, h_T2I, a_TI);
-  w2_.forward(context, a_TI, out_tD, write);
+  w2_.forward(context, a_TI, out_tD);
 }
 
 void FeedForward::backward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I,

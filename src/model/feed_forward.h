@@ -17,10 +17,12 @@ class FeedForward {
   /// Allocates h_T2I for all T tokens. The backward needs it.
   Tensor allocate_saved(const LayerContext& context) const;
 
-  /// Computes h_T2I = x · W13ᵀ, and assigns or adds the network's output to out_tD, if that is defined. x_tD, out_tD
-  /// and their gradients are [t, D].
-  void forward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& out_tD,
-               Write write) const;
+  /// Computes h_T2I = x · W13ᵀ, and assigns the network's output to out_tD, if that is defined. x_tD, out_tD and their
+  /// gradients are [t, D].
+  void forward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& out_tD) const;
+  // These two make the forward in two calls.
+  void forward_inputs(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I) const;
+  void forward_outputs(const LayerContext& context, const Tensor& h_T2I, const Tensor& out_tD) const;
 
   /// Assigns d_x_tD, computed from d_out_tD, and adds to the parameters' gradients. Overwrites h_T2I.
   void backward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& d_out_tD,

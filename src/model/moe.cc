@@ -138,7 +138,7 @@ void Moe::run_beside(const LayerContext& context, const Beside& beside, Transfer
 }
 
 void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, const ExpertRows& rows, const Tensor& out,
-                          Write write, const Beside& beside_dispatch) const {
+                          Write write, const Beside& beside_dispatch, const Beside& beside_combine) const {
   TESSERA_DIMS(rows.h_R2F);
   const ModelConfig& config = context.config();
   const Context& op = context.op;
@@ -163,7 +163,7 @@ void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, con
   const Tensor expert_out_RD = !keeps && x_RD.plain.defined() ? x_RD.plain : context.allocate(rows_shape);
   swiglu_forward(op, rows.h_R2F, a_RF, rows.dispatch.num_rows_1());
   w2_.forward(context, a_RF, offsets_e1, expert_out_RD);
-  dispatcher.combine(op, expert_out_RD, rows.dispatch, out, write);
+  run_beside(context, beside_combine, [&] { dispatcher.combine(op, expert_out_RD, rows.dispatch, out, write); });
 }
 
 void Moe::experts_backward(const LayerContext& context, const Gradients& tokens, const ExpertRows& rows, Write write,
@@ -204,9 +204,9 @@ void Moe::experts_backward(const LayerContext& context, const Gradients& tokens,
   });
 }
 
-void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_tD,
-                  const MoeSums& sums) const {
-  TESSERA_DIMS(out_tD, saved.shared_h_T2I);
+void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& routed_tD,
+                  const Tensor& shared_tD, const MoeSums& sums) const {
+  TESSERA_DIMS(routed_tD, shared_tD, saved.shared_h_T2I);
   const TraceScope trace(context.op.trace, "moe.forward");
   const Context& op = context.op;
   const Tensor& y_tD = y.plain;
@@ -222,31 +222,35 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
     if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, sums.balance_loss_1);
     if (sums.counts_E.defined()) add_counts(op, saved.routing.counts_E, sums.counts_E);
   }
-  Beside shared_experts;
+  const bool has_outputs = routed_tD.defined();
+  Beside shared_inputs, shared_outputs;
   if (shared_) {
-    shared_experts = [&](const LayerContext& side) {
-      shared_->forward(side, y, saved.shared_h_T2I, out_tD, Write::kAssign);
-    };
+    shared_inputs = [&](const LayerContext& side) { shared_->forward_inputs(side, y, saved.shared_h_T2I); };
+    if (has_outputs) {
+      shared_outputs = [&](const LayerContext& side) { shared_->forward_outputs(side, saved.shared_h_T2I, shared_tD); };
+    }
   }
-  const Write write = shared_ ? Write::kAccumulate : Write::kAssign;
   const Dispatcher& dispatcher = *context.model->dispatcher;
   DomainExchange* exchange = dispatcher.exchange();
   GemmOperand tokens = y_tD;
-  Tensor out = out_tD;
-  if (exchange != nullptr) {
+  Tensor routed = routed_tD;
+  if (exchange == nullptr) {
+    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, shared_inputs, shared_outputs);
+  } else {
     tokens = saved.crossed.defined() ? saved.crossed
                                      : exchange->allocate_tokens(op, dispatch, dispatcher.options().dispatch_forward);
-    if (out_tD.defined()) out = context.allocate({dispatch.num_tokens(), y_tD.dim(1)});
+    if (has_outputs) routed = context.allocate({dispatch.num_tokens(), y_tD.dim(1)});
     const ArenaScope side_scope(*op.arena);
-    run_beside(context, shared_experts, [&] { exchange->dispatch(op, y_tD, dispatch, tokens); });
-    shared_experts = {};
+    run_beside(context, shared_inputs, [&] { exchange->dispatch(op, y_tD, dispatch, tokens); });
+    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, {}, {});
   }
-  experts_forward(context, tokens, saved.rows, out, exchange != nullptr ? Write::kAssign : write, shared_experts);
-  if (!out_tD.defined()) return;
+  if (!has_outputs) return;
   for_later_rounds(context, dispatch, [&](const LayerContext& of_round, const ExpertRows& round_rows) {
-    experts_forward(of_round, tokens, round_rows, out, Write::kAccumulate, {});
+    experts_forward(of_round, tokens, round_rows, routed, Write::kAccumulate, {}, {});
   });
-  if (exchange != nullptr) exchange->combine(op, out, dispatch, out_tD, write);
+  if (exchange != nullptr) {
+    run_beside(context, shared_outputs, [&] { exchange->combine(op, routed, dispatch, routed_tD, Write::kAssign); });
+  }
   if (sums.later_rounds_1.defined()) dispatcher.add_later_rounds(op, dispatch, sums.later_rounds_1);
 }
 
@@ -307,7 +311,7 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
       round_rows.x_RD =
           allocate_operand(of_round, {round_rows.dispatch.num_rows(), config.dim}, w13_.product_forms(of_round).wgrad,
                            of_round.model->dispatcher->rows_in_window(of_round.op, round_rows.dispatch));
-      experts_forward(of_round, tokens.y, round_rows, {}, Write::kAssign, {});
+      experts_forward(of_round, tokens.y, round_rows, {}, Write::kAssign, {}, {});
       Gradients of_tokens = tokens;
       of_tokens.d_weights = of_round.allocate(tokens.d_weights.shape(), DType::kFloat32);
       experts_backward(of_round, of_tokens, round_rows, Write::kAccumulate, {}, {});

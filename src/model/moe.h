@@ -42,20 +42,23 @@ class Moe {
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
   /// Allocates what the forward keeps.
   void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
-  /// Computes out_tD = MoE(y_tD), after allocate_saved, and adds to `sums`. A forward that is repeated for
-  /// recomputation gets no sums. If out_tD is undefined, computes only what the backward needs.
-  void forward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& out_tD,
-               const MoeSums& sums) const;
+  /// Assigns the two parts of MoE(y_tD), after allocate_saved: the routed experts' sum and, if the layer has any, the
+  /// shared experts' output. Adds to `sums`. A forward that is repeated for recomputation gets no sums. If routed_tD is
+  /// undefined, computes only what the backward needs.
+  void forward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& routed_tD,
+               const Tensor& shared_tD, const MoeSums& sums) const;
 
   /// Computes d_y_tD from d_out_tD, and adds to the parameters' gradients. Overwrites the saved h.
   void backward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& d_out_tD,
                 const Tensor& d_y_tD) const;
 
   const std::string& name() const { return name_; }
+  bool has_shared_experts() const { return shared_.has_value(); }
   ParamId expert_bias() const { return expert_bias_; }
 
  private:
-  /// Computes what runs beside a dispatch. It gets the context of the side stream. An empty one computes nothing.
+  /// Computes what runs beside a dispatcher's call. It gets the context of the side stream. An empty one computes
+  /// nothing.
   using Beside = std::function<void(const LayerContext&)>;
   /// Holds what the dispatcher sends and returns in a backward. Its tokens are this rank's or, over several domains,
   /// those that came.
@@ -75,7 +78,7 @@ class Moe {
   /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to `out`, if that is
   /// defined.
   void experts_forward(const LayerContext& context, const GemmOperand& y, const ExpertRows& rows, const Tensor& out,
-                       Write write, const Beside& beside_dispatch) const;
+                       Write write, const Beside& beside_dispatch, const Beside& beside_combine) const;
   /// Adds to the experts' gradients from a round's rows. Assigns or adds to d_y, and assigns to d_weights what
   /// dispatch_backward does.
   void experts_backward(const LayerContext& context, const Gradients& tokens, const ExpertRows& rows, Write write,

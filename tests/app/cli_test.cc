@@ -423,7 +423,8 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
 
 // The signals arrive in the middle of a step that takes seconds.
 TEST_F(Cli, TheFirstSignalIsAnsweredAtOnceAndTheSecondEndsTheRun) {
-  const Process process(scratch_, train_arguments({"--training.steps=1000000", "--training.global_batch_size=400",
+  // A step is long enough for both signals, also where this process has to wait for a processor.
+  const Process process(scratch_, train_arguments({"--training.steps=1000000", "--training.global_batch_size=2000",
                                                    "--checkpoint.enable=false"}));
   process.wait_for_output("step       1");
   process.send(SIGINT);

@@ -20,13 +20,14 @@ void convert(const Context& context, const Tensor& source, const Tensor& target)
   TESSERA_RUN(convert, context, source, target);
 }
 
-void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum) {
+void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum, const Tensor& c) {
   const TraceScope trace(context.trace, "add");
   TESSERA_CHECK(a.shape() == b.shape() && a.shape() == sum.shape(), "{} {} {}", a.shape().to_string(),
                 b.shape().to_string(), sum.shape().to_string());
   TESSERA_CHECK(a.dtype() == sum.dtype() && (b.dtype() == a.dtype() || b.dtype() == DType::kFloat32));
   TESSERA_CHECK(a.is_contiguous() && b.is_contiguous() && sum.is_contiguous());
-  TESSERA_RUN(add, context, a, b, sum);
+  TESSERA_CHECK(!c.defined() || (c.shape() == a.shape() && c.dtype() == a.dtype() && c.is_contiguous()));
+  TESSERA_RUN(add, context, a, b, sum, c);
 }
 
 void add_sum(const Context& context, const Tensor& x_N, const Tensor& sum_1) {

@@ -9,9 +9,9 @@ namespace tessera {
 /// nearest even.
 void convert(const Context& context, const Tensor& source, const Tensor& target);
 
-/// Computes sum = a + b in float32, and rounds once. `sum` may be `a` or `b`. a and sum have one type. b has the same
-/// type or float32.
-void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum);
+/// Computes sum = a + b or, if c is defined, a + (b + c), in float32, and rounds once. `sum` may be one of the
+/// operands. a, c and sum have one type. b has the same type or float32.
+void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum, const Tensor& c = {});
 
 /// Adds the sum of x_N (float32) to sum_1 (float64, [1]). It sums in float64, in an order that depends on N only.
 void add_sum(const Context& context, const Tensor& x_N, const Tensor& sum_1);

@@ -35,15 +35,20 @@ void convert(const Context& context, const Tensor& source, const Tensor& target)
   });
 }
 
-void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum) {
+void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum, const Tensor& c) {
   if (context.measuring()) return;
   for_float_type(a.dtype(), [&]<typename A>(A) {
     for_float_type(b.dtype(), [&]<typename B>(B) {
       const A* pa = a.data<A>();
       const B* pb = b.data<B>();
+      const A* pc = c.defined() ? c.data<A>() : nullptr;
       A* out = sum.data<A>();
       parallel_ranges(a.num_elements(), kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) store(out[i], load(pa[i]) + load(pb[i]));
+        if (pc == nullptr) {
+          for (std::int64_t i = begin; i < end; ++i) store(out[i], load(pa[i]) + load(pb[i]));
+        } else {
+          for (std::int64_t i = begin; i < end; ++i) store(out[i], load(pa[i]) + (load(pb[i]) + load(pc[i])));
+        }
       });
     });
   });

@@ -22,14 +22,15 @@ __global__ void convert_kernel(const From* source, std::int64_t source_stride, T
 }
 
 template <typename A, typename B, int kCount>
-__global__ void add_kernel(const A* a, const B* b, A* sum, std::int64_t size) {
+__global__ void add_kernel(const A* a, const B* b, A* sum, const A* c, std::int64_t size) {
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount; i < size;
        i += std::int64_t{gridDim.x} * kThreads * kCount) {
-    float x[kCount], y[kCount];
+    float x[kCount], y[kCount], z[kCount] = {};
     load_lanes(a + i, x);
     load_lanes(b + i, y);
+    if (c != nullptr) load_lanes(c + i, z);
 #pragma unroll
-    for (int lane = 0; lane < kCount; ++lane) x[lane] += y[lane];
+    for (int lane = 0; lane < kCount; ++lane) x[lane] += c == nullptr ? y[lane] : y[lane] + z[lane];
     store_lanes(x, sum + i);
   }
 }
@@ -102,15 +103,16 @@ void convert(const Context& op, const Tensor& source, const Tensor& target) {
   });
 }
 
-void add(const Context& op, const Tensor& a, const Tensor& b, const Tensor& sum) {
+void add(const Context& op, const Tensor& a, const Tensor& b, const Tensor& sum, const Tensor& c) {
   if (op.measuring() || a.num_elements() == 0) return;
   const std::int64_t size = a.num_elements();
-  for_lanes(in_lanes(flat(a), flat(b), flat(sum)), [&](auto lanes) {
+  const bool fits = in_lanes(flat(a), flat(b), flat(sum)) && (!c.defined() || in_lanes(flat(c)));
+  for_lanes(fits, [&](auto lanes) {
     constexpr int kCount = decltype(lanes)::value;
     for_float_type(a.dtype(), [&]<typename A>(A) {
       for_float_type(b.dtype(), [&]<typename B>(B) {
         add_kernel<A, B, kCount><<<grid_for(op, (size + kCount - 1) / kCount, kThreads), kThreads, 0, stream_of(op)>>>(
-            numbers<A>(a), numbers<B>(b), numbers<A>(sum), size);
+            numbers<A>(a), numbers<B>(b), numbers<A>(sum), c.defined() ? numbers<A>(c) : nullptr, size);
       });
     });
   });

@@ -30,6 +30,8 @@ TEST_F(ElementwiseCuda, Add) {
     for (const Shape& shape : {Shape{1}, {129, 64}, {7, 1001}}) {
       const Tensor a = random(shape, a_type), b = random(shape, b_type), sum = poisoned(shape, a_type);
       expect_same([&](const Side& side) { add(side.op, side(a), side(b), side(sum)); }, {sum});
+      const Tensor c = random(shape, a_type), sum3 = poisoned(shape, a_type);
+      expect_same([&](const Side& side) { add(side.op, side(a), side(b), side(sum3), side(c)); }, {sum3});
       expect_same([&](const Side& side) { add(side.op, side(a), side(b), side(a)); }, {a});
     }
   }

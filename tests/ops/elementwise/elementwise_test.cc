@@ -30,6 +30,15 @@ TEST_P(Elementwise, AddsInPlaceAndMixed) {
   EXPECT_LE(relative_error(sum, expected), bound_for(dtype(), kForwardBound));
 }
 
+TEST_P(Elementwise, AddsThree) {
+  const Tensor a = randoms({40, 1000}), b = randoms({40, 1000}), c = randoms({40, 1000}), sum = randoms({40, 1000});
+  const Doubles expected = plus(doubles(a), plus(doubles(b), doubles(c)));
+  add(context(), a, b, sum, c);
+  EXPECT_LE(relative_error(sum, expected), bound_for(dtype(), kForwardBound));
+  add(context(), a, b, c, c);
+  EXPECT_EQ(doubles(c), doubles(sum));
+}
+
 TEST_P(Elementwise, AddsIntoEitherOperand) {
   const Tensor a = randoms({3, 50}), b = randoms({3, 50}), sum = randoms({3, 50});
   add(context(), a, b, sum);
