@@ -36,7 +36,7 @@ from training_run import AS_ROOT
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORDS = "bench/records"
-SUITES = ("ops", "step", "ep", "comm")
+SUITES = ("ops", "step", "ep", "comm", "generate")
 
 # The figures of a part depend on these sources.
 TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/bench/gpu_bench.*", "src/app/bench/gpu_tables*"]
