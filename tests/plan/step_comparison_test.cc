@@ -30,6 +30,29 @@ TEST(StepComparison, GroupsHaveTheSumsOfTheirCalls) {
   EXPECT_EQ(groups[2].name, "rope bfloat16");
 }
 
+std::vector<std::int64_t> durations(const std::vector<cuda::KernelRun>& runs) {
+  std::vector<std::int64_t> result;
+  for (const cuda::KernelRun& run : runs) result.push_back(run.end - run.begin);
+  return result;
+}
+
+// The GPU was busy in the replay, so its durations count. Copies of tokens run when they like.
+TEST(StepComparison, DurationsAreThoseOfTheReplay) {
+  std::vector<cuda::KernelRun> runs = {{"tokens", 0, 1},      {"gemm", 10, 30},      {"copy", 15, 17},
+                                       {"add", 30, 35},       {"fill", 35, 36},      {"gemm", 36, 66},
+                                       {"zero", 70, 72},      {"gemm", 100, 115, 0}, {"add", 120, 124, 1},
+                                       {"copy", 125, 126, 2}, {"fill", 130, 132},    {"gemm", 140, 160, 3}};
+  ASSERT_TRUE(take_durations_of_replay(runs));
+  EXPECT_EQ(durations(runs), (std::vector<std::int64_t>{1, 20, 2, 5, 1, 30, 2, 20, 5, 1, 1, 30}));
+  runs[3].name = "rope";
+  runs[7].end = 107;
+  const std::vector<std::int64_t> before = durations(runs);
+  EXPECT_FALSE(take_durations_of_replay(runs));
+  EXPECT_EQ(durations(runs), before);
+  runs.erase(runs.begin() + 1, runs.begin() + 6);  // no replay
+  EXPECT_FALSE(take_durations_of_replay(runs));
+}
+
 /// Trains a small model on the device, and checks the times of its operators.
 void check_times_on(Device device) {
   const JobConfig config = parse_job_config(kSmallModel, {"--training.local_batch_size=2", "--training.seq_len=64"});

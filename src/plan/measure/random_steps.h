@@ -6,10 +6,18 @@
 #include <span>
 #include <vector>
 
+#include "ops/runtime/kernel_profile.h"
 #include "step/training_step.h"
 #include "tensor/philox.h"
 
 namespace tessera {
+
+/// Gives the runs of a step whose operators were launched one by one the durations that they had when the same step was
+/// replayed as a graph just before. Launches one by one may leave a GPU idle in between. It then uses less power, and
+/// has a higher clock than in a step. `runs` are those of both steps, ordered by their begin. The second step begins
+/// with the first run of a region. Copies keep their durations, because those of tokens may run at any time. Returns
+/// false and changes nothing if the first step had other runs.
+bool take_durations_of_replay(std::span<cuda::KernelRun> runs);
 
 class RandomSteps {
  public:
@@ -29,10 +37,10 @@ class RandomSteps {
     double other_seconds = 0.0;               // of what a GPU ran besides operators: transfers and copies
     double step_seconds = 0.0;
   };
-  /// Makes steps, and returns the median of each time. On a GPU, whose kernels CUPTI times, a step is timed and then
-  /// its operators in another one, and each comes after a step that keeps the GPU busy. No step may have been started.
-  /// Operands are those of the first step: with the standard backend on CPUs, steps differ in the rows of experts.
-  /// Throws Error if there is no CUPTI.
+  /// Makes steps, and returns the median of each time. On a GPU, whose kernels CUPTI times, a step is timed, and then
+  /// its operators in another one, as graphs if steps are. Each comes after a step that keeps the GPU busy. No step may
+  /// have been started. Operands are those of the first step: with the standard backend on CPUs, steps differ in the
+  /// rows of experts. Throws Error if there is no CUPTI.
   Timed time_operators(int num_steps);
 
  private:
