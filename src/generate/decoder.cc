@@ -9,13 +9,28 @@
 
 namespace tessera {
 
+namespace {
+
+/// On a GPU a prompt is padded to a multiple of this number of tokens, because cuDNN builds a kernel for each length.
+constexpr std::int64_t kPromptStep = 64;
+
+std::int64_t whole_steps(std::int64_t num_tokens) { return (num_tokens + kPromptStep - 1) / kPromptStep * kPromptStep; }
+
+/// Returns the options with room for padded prompts.
+DecoderOptions with_room(DecoderOptions options, const cuda::Runtime* cuda) {
+  if (cuda != nullptr) options.num_positions = whole_steps(options.num_positions);
+  return options;
+}
+
+}  // namespace
+
 Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtime* cuda)
     : model_(model),
-      options_(options),
+      options_(with_room(options, cuda)),
       cuda_(cuda),
-      rope_(model.config(), options.seq_len, options.num_positions, target()),
+      rope_(model.config(), options_.seq_len, options_.num_positions, target()),
       dispatcher_(dispatch_options(model.config(), model.options().compute,
-                                   std::max(options.num_slots, options.num_positions))),
+                                   std::max(options_.num_slots, options_.num_positions))),
       environment_{.config = &model.config(),
                    .parameters = &model.parameters(),
                    .quantized = &unquantized_,
@@ -30,7 +45,7 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtim
   if (cuda_ != nullptr) slots_.upload(cuda_->stream());
   const ModelConfig& config = model.config();
   const std::int64_t numbers =
-      config.n_layers * options.num_slots * options.num_positions * (config.kv_lora_rank + config.qk_rope_head_dim);
+      config.n_layers * options_.num_slots * options_.num_positions * (config.kv_lora_rank + config.qk_rope_head_dim);
   cache_ = Buffer(static_cast<std::size_t>(numbers) * size_of(model.options().compute), target());
 }
 
@@ -108,11 +123,9 @@ std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::
   ModelConfig one_document = model_.config();
   one_document.attn_mask_type = AttentionMask::kCausal;  // a prompt is one document, whatever tokens are in it
   one_document.num_mtp_modules = 0;
-  // cuDNN builds a kernel for each length, so there are few lengths on a GPU. Tokens do not see those behind them, and
-  // the cache's entries of these are overwritten before they are read.
-  constexpr std::int64_t kStep = 64;
-  const std::int64_t num_computed =
-      cuda_ == nullptr ? num_tokens : std::min((num_tokens + kStep - 1) / kStep * kStep, options_.num_positions);
+  // Attention is causal, so the padding changes no result. Decoding overwrites its entries in the cache before it reads
+  // them.
+  const std::int64_t num_computed = cuda_ == nullptr ? num_tokens : whole_steps(num_tokens);
   Batch batch(one_document, 1, num_computed, {}, target());
   std::vector<std::int32_t> row(tokens.begin(), tokens.end());
   row.resize(static_cast<std::size_t>(num_computed) + 1);  // and the label of the last token, which is not read

@@ -47,7 +47,8 @@ class Decoder {
   /// Runs the embedding, run_block(context, block, cache, x, out) for each block, and the logits of rows [first, end).
   template <typename RunBlock>
   void run(Arena& arena, const Batch& batch, std::int64_t first, std::int64_t end, RunBlock&& run_block);
-  /// The text has num_tokens. The batch may have more, whose results are not read. slot_T has the text's slot for each.
+  /// The text has num_tokens. The batch may have more, whose results are not read. slot_T has the text's slot for each
+  /// token of the batch.
   void run_prefill(Arena& arena, const Batch& batch, const Mirrored<std::int32_t>& slot_T, std::int64_t num_tokens);
   void run_decode(Arena& arena);
   /// Makes the arena large enough for `body`, which it runs on a measuring arena.
