@@ -20,7 +20,7 @@ class FeedForward {
   /// Computes h_T2I = x · W13ᵀ, and assigns the network's output to out_tD, if that is defined. x_tD, out_tD and their
   /// gradients are [t, D].
   void forward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& out_tD) const;
-  // These two make the forward in two calls.
+  // These two make the forward in two calls. The first one assigns h_T2I. The second one reads it, and assigns out_tD.
   void forward_inputs(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I) const;
   void forward_outputs(const LayerContext& context, const Tensor& h_T2I, const Tensor& out_tD) const;
 

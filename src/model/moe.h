@@ -43,8 +43,8 @@ class Moe {
   /// Allocates what the forward keeps.
   void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
   /// Assigns the two parts of MoE(y_tD), after allocate_saved: the routed experts' sum and, if the layer has any, the
-  /// shared experts' output. Adds to `sums`. A forward that is repeated for recomputation gets no sums. If routed_tD is
-  /// undefined, computes only what the backward needs.
+  /// shared experts' output. Both may be written at the same time, while y_tD is read. Adds to `sums`. A forward that
+  /// is repeated for recomputation gets no sums. If routed_tD is undefined, computes only what the backward needs.
   void forward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& routed_tD,
                const Tensor& shared_tD, const MoeSums& sums) const;
 

@@ -863,8 +863,9 @@ std::string without_log_lines(const std::string& output) {
 TEST_F(Cli, GeneratesFromACheckpoint) {
   ASSERT_EQ(run(train_arguments({"--training.steps=30", "--optimizer.lr=0.01"})).status, 0);
   const auto generate = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"generate", "--checkpoint", scratch_ / "outputs", "--max-new-tokens", "20",
-                                          "--dtype",  "float32"};
+    std::vector<std::string> arguments = {"generate",         "--checkpoint", scratch_ / "outputs",
+                                          "--max-new-tokens", "20",           "--dtype",
+                                          "float32",          "--device",     "cpu"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Finished finished = run(arguments);
     EXPECT_EQ(finished.status, 0) << finished.output;

@@ -10,9 +10,9 @@
 
 namespace tessera::cuda {
 
-/// Holds the operands of the kernels. They compute the heads from `first_head` on for which there are keys: k_KGN is
-/// [K, G, nope + rope] and has the type of q. The other tensors are those of ops/attention/mla_attention.h, with all H
-/// heads. `enabled` is null or points to an int on the GPU. While this int is 0, the kernels do nothing.
+/// Holds the operands of the kernels. They compute G heads, from `first_head` on. k_KGN has the keys of these alone. It
+/// is [K, G, nope + rope] and has the type of q. The other tensors are those of ops/attention/mla_attention.h, with all
+/// H heads. `enabled` is null or points to an int on the GPU. While this int is 0, the kernels do nothing.
 struct PlainAttention {
   const MlaDims& dims;
   std::int64_t first_head;

@@ -52,7 +52,7 @@ bool is_for_library(const MlaDims& dims, const MlaOperands& operands) {
          AttentionLibrary::supports(library_shape({}, dims));
 }
 
-/// Returns the number of groups of kCount numbers. It must fit 32 bits, because kernels divide such numbers four times
+/// Returns the number of units of kCount numbers. It must fit 32 bits, because kernels divide such numbers four times
 /// as fast.
 template <int kCount>
 unsigned groups_of(std::int64_t num_elements) {
@@ -60,12 +60,12 @@ unsigned groups_of(std::int64_t num_elements) {
   return static_cast<unsigned>(num_elements / kCount);
 }
 
-/// A group of heads: those that are computed, those of a token, and the first one that is computed.
+/// Counts the heads of a group and of a token, and names the group's first head.
 struct Heads {
   unsigned of_group, of_token, first;
 };
 
-/// Numbers of a head, in units of kCount numbers.
+/// Holds the sizes of a head's parts, in units of kCount numbers.
 struct HeadSizes {
   unsigned nope, rope, v;
 };

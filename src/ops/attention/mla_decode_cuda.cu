@@ -7,7 +7,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kBlocks = 8;     // that share the positions of a text
+constexpr int kBlocks = 8;     // blocks of a cluster, which share a text's positions
 constexpr int kMaxRow = 1024;  // numbers per position
 
 template <typename T>
@@ -24,8 +24,8 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
   }
 }
 
-/// Sums of weighted latents of a part of a text's positions, relative to exp(largest), and the sum of their weights.
-/// Without positions, `largest` is -infinity.
+/// Holds the sums of weighted latents over a part of a text's positions, relative to exp(largest), and their weights'
+/// sum. Without positions, `largest` is -infinity.
 struct Part {
   const float* sums;  // [num_latent]
   float largest, total;
@@ -55,8 +55,8 @@ __device__ Part merge_totals(const Part (&parts)[kParts]) {
   return all;
 }
 
-/// Writes a head's output [num_latent] from what the warps of a cluster's blocks have summed. `sums_of` holds the sums
-/// of this block's warps and room for those of the block. All threads of the cluster call it.
+/// Writes a head's output [num_latent] from what the warps of a cluster's blocks have summed. `sums_of` is [kWarps + 1,
+/// num_latent]: the sums of this block's warps, then room for the block's own. All threads of the cluster call it.
 template <typename T>
 __device__ void merge_blocks(float* sums_of, const float* largest, const float* totals, int num_latent, T* out) {
   __shared__ Part block;

@@ -13,7 +13,7 @@ void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tenso
           Write write);
 
 /// Assigns a · op(b) to c_MN, for each product of the batch. The tensors are those of the first product. They have one
-/// type, float32 or bfloat16, and are strided.
+/// type, float32 or bfloat16, and may be strided.
 void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
                   const GemmBatch& batch);
 

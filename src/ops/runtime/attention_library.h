@@ -17,8 +17,8 @@ namespace tessera::cuda {
 
 struct AttentionShape {
   std::int64_t num_seqs, seq_len;
-  std::int64_t num_heads;    // that are computed; k has no others
-  std::int64_t token_heads;  // of a token in q, v, o and lse
+  std::int64_t num_heads;    // heads that are computed; k has only these
+  std::int64_t token_heads;  // heads that a token has in q, v, o and lse
   std::int64_t dim_qk, dim_v;
   std::int64_t v_stride;           // numbers from a head's v to the next head's
   std::int64_t max_documents = 0;  // 0 means whole sequences

@@ -1,4 +1,5 @@
-// The key under which a GEMM library's kernel is stored. It holds everything that the choice of the kernel depends on.
+// A batch of GEMMs, and the key under which a GEMM library's kernel is stored. The key holds everything that the choice
+// of the kernel depends on.
 #pragma once
 
 #include <cstdint>
