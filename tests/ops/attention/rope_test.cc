@@ -60,7 +60,7 @@ TEST_P(Rope, ManyTokensAndPairs) {
   const Tensor x = randoms({kTokens, kHeads * 2 * kPairs}), y = randoms({kTokens, kHeads * 2 * kPairs});
   const Tensor cos = random({kPositions, kPairs}), sin = random({kPositions, kPairs});
   std::vector<std::int32_t> positions;
-  for (std::int32_t t = 0; t < kTokens; ++t) positions.push_back(t * 4 % kPositions);
+  for (std::int64_t t = 0; t < kTokens; ++t) positions.push_back(static_cast<std::int32_t>(t * 4 % kPositions));
   rope(context(), x, kHeads, 2 * kPairs, ints(positions), cos, sin, RopeDirection::kForward, y);
   const Doubles from = doubles(x), c = doubles(cos), s = doubles(sin);
   Doubles expected;

@@ -196,7 +196,9 @@ TEST_F(CrossEntropy, AVocabularyCutAmongRanks) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const Tensor logits = random({kRows, kRanks * kVocab}, dtype, 5.0), d_logits = random(logits.shape());
     std::vector<std::int32_t> ids;
-    for (std::int32_t t = 0; t < kRows; ++t) ids.push_back(t % 6 == 2 ? kIgnoredLabel : t * 5 % (kRanks * kVocab));
+    for (std::int64_t t = 0; t < kRows; ++t) {
+      ids.push_back(t % 6 == 2 ? kIgnoredLabel : static_cast<std::int32_t>(t * 5 % (kRanks * kVocab)));
+    }
     const Tensor labels = ints(ids), losses = random({kRows}), sums = random({kRanks, kRows, 3});
     std::vector<Tensor> parts, d_parts;
     for (std::int64_t rank = 0; rank < kRanks; ++rank) {
