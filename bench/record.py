@@ -382,7 +382,7 @@ class Pages:
                 around.append({"level": len(heading[1]) if heading else 0, "line": idx, "old": False, "record": False,
                                "names": False, "in": list(around)})
                 sections.append(around[-1])
-            around[-1]["old"] |= OLD in line and f"{OLD} marks" not in line  # this explains the mark
+            around[-1]["old"] |= OLD in line
             around[-1]["record"] |= BEGIN.fullmatch(line) is not None
             around[-1]["names"] |= re.search(r"\bH[12]00", line) is not None and re.search(r"\d", line) is not None
         for section in sections:

@@ -106,25 +106,8 @@ Gemm product_of(const Tensor& a, bool transpose_a, const Tensor& b, bool transpo
           .element_c = element_of(c.dtype())};
 }
 
-}  // namespace
-
-void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
-          Write write) {
-  const Gemm product = product_of(a, transpose_a, b, transpose_b, c, write);
-  const GemmParts parts(product.m, product.n, transpose_a, 1);
-  if (parts.num_row_parts > 1) {
-    multiply_sharing_b(context, product, parts);
-    return;
-  }
-  const ThreadScratch scratch(context, kernels().gemm_scratch(largest_part(product, parts)));
-  if (context.measuring()) return;
-  parallel_for(parts.count(), [&](std::int64_t idx) { kernels().gemm(part_of(product, parts, idx), scratch.mine()); });
-}
-
-void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
-                  const GemmBatch& batch) {
-  const Gemm first = product_of(a, false, b, transpose_b, c, Write::kAssign);
-  const GemmParts parts(first.m, first.n, false, batch.count);
+/// Computes a batch of products, `first` and those behind it. Each part packs its operands.
+void multiply(const Context& context, const Gemm& first, const GemmParts& parts, const GemmBatch& batch) {
   const ThreadScratch scratch(context, kernels().gemm_scratch(largest_part(first, parts)));
   if (context.measuring()) return;
   parallel_for(batch.count * parts.count(), [&](std::int64_t idx) {
@@ -135,6 +118,22 @@ void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool
     product.c = const_cast<void*>(advance(first.c, first.element_c, i * batch.step_c));
     kernels().gemm(part_of(product, parts, idx % parts.count()), scratch.mine());
   });
+}
+
+}  // namespace
+
+void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+          Write write) {
+  const Gemm product = product_of(a, transpose_a, b, transpose_b, c, write);
+  const GemmParts parts(product.m, product.n, transpose_a, 1);
+  if (parts.num_row_parts > 1) return multiply_sharing_b(context, product, parts);
+  multiply(context, product, parts, {});
+}
+
+void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
+                  const GemmBatch& batch) {
+  const Gemm first = product_of(a, false, b, transpose_b, c, Write::kAssign);
+  multiply(context, first, GemmParts(first.m, first.n, false, batch.count), batch);
 }
 
 }  // namespace tessera::cpu
