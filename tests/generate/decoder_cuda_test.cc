@@ -59,7 +59,7 @@ TEST_P(DecoderCuda, LogitsAreThoseOfTheCpu) {
     gpu.parameters().allocate_weights(compute, &runtime);
     fill(cpu.parameters(), gpu.parameters(), bias_step);
 
-    const DecoderOptions options{.seq_len = 40, .num_slots = 2, .num_positions = 36};
+    const DecoderOptions options{.seq_len = 160, .num_slots = 2, .num_positions = 150};
     Decoder on_cpu(cpu, options), on_gpu(gpu, options, &runtime);
     std::int32_t next = 0;
     const auto prompt = [&](std::size_t length) {
@@ -76,7 +76,11 @@ TEST_P(DecoderCuda, LogitsAreThoseOfTheCpu) {
     fill_slot(0, 1);
     fill_slot(1, 7);
     for (int i = 0; i < 20; ++i) {
-      if (i == 10) fill_slot(0, 23);  // a larger arena: the graph is recorded anew
+      // The GPU pads prompts to 64, 128 and 192 tokens. Each larger length needs a larger arena, and the graph is then
+      // recorded anew.
+      if (i == 5) fill_slot(0, 64);
+      if (i == 10) fill_slot(0, 65);
+      if (i == 15) fill_slot(1, 140);
       const std::vector<std::int32_t> tokens = prompt(2);
       const auto expected = on_cpu.decode(tokens), logits = on_gpu.decode(tokens);
       ASSERT_EQ(logits.size(), expected.size());

@@ -333,6 +333,17 @@ void plain_attention_forward(const Context& op, const PlainAttention& x) {
   });
 }
 
+void plain_attention_delta(const Context& op, const PlainAttention& x, const Tensor& d_o, const Tensor& delta_TH) {
+  for_float_type(x.q.dtype(), [&]<typename T>(T) {
+    Args<T> args = args_of<T>(x);
+    args.d_o = numbers<const T>(d_o);
+    args.delta = numbers<float>(delta_TH);
+    const std::int64_t count = delta_TH.num_elements(), per_block = kThreads / kWarp;
+    delta_kernel<T>
+        <<<static_cast<unsigned>((count + per_block - 1) / per_block), kThreads, 0, stream_of(op)>>>(args, count);
+  });
+}
+
 void plain_attention_backward(const Context& op, const PlainAttention& x, const Tensor& d_o, const Tensor& d_q,
                               const Tensor& d_k_KGN, const Tensor& d_kv, const Tensor& delta_TH) {
   for_float_type(x.q.dtype(), [&]<typename T>(T) {
@@ -342,9 +353,6 @@ void plain_attention_backward(const Context& op, const PlainAttention& x, const 
     args.d_q = numbers<T>(d_q);
     args.d_k = numbers<T>(d_k_KGN);
     args.d_kv = numbers<T>(d_kv);
-    const std::int64_t count = delta_TH.num_elements(), per_block = kThreads / kWarp;
-    delta_kernel<T>
-        <<<static_cast<unsigned>((count + per_block - 1) / per_block), kThreads, 0, stream_of(op)>>>(args, count);
     launch<T>(op, d_q_kernel<T>, grid_of(x, x.dims.queries_per_seq()), shared_bytes(x.dims, 2, 1), args);
     launch<T>(op, d_kv_kernel<T>, grid_of(x, x.dims.seq_len), shared_bytes(x.dims, 2, 2), args);
   });

@@ -23,7 +23,9 @@ struct PlainAttention {
 /// Returns whether the head dims fit into the kernels' tiles.
 bool plain_attention_fits(const MlaDims& dims);
 void plain_attention_forward(const Context& op, const PlainAttention& x);
-/// Writes d_q, d_k_KGN, and the columns of d_kv that are the gradient of v. delta_TH is float32 scratch memory.
+/// Assigns the sums of o · d_o of all H heads to delta_TH, which is float32. x may have any group of heads.
+void plain_attention_delta(const Context& op, const PlainAttention& x, const Tensor& d_o, const Tensor& delta_TH);
+/// Writes d_q, d_k_KGN, and the columns of d_kv that are the gradient of v. delta_TH is from plain_attention_delta.
 void plain_attention_backward(const Context& op, const PlainAttention& x, const Tensor& d_o, const Tensor& d_q,
                               const Tensor& d_k_KGN, const Tensor& d_kv, const Tensor& delta_TH);
 

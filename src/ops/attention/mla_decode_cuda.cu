@@ -25,7 +25,7 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
 }
 
 /// Holds the sums of weighted latents over a part of a text's positions, relative to exp(largest), and their weights'
-/// sum. Without positions, `largest` is -infinity.
+/// sum. Without positions, `total` is 0. If a score is NaN, so is `total`, though `largest` ignores it.
 struct Part {
   const float* sums;  // [num_latent]
   float largest, total;
@@ -37,7 +37,7 @@ __device__ float merge(const Part (&parts)[kParts], float largest, int i) {
   float sum = 0.0f;
 #pragma unroll
   for (const Part& part : parts) {
-    if (part.largest != -INFINITY) sum += part.sums[i] * expf(part.largest - largest);
+    if (part.total != 0.0f) sum += part.sums[i] * expf(part.largest - largest);
   }
   return sum;
 }
@@ -50,7 +50,7 @@ __device__ Part merge_totals(const Part (&parts)[kParts]) {
   for (const Part& part : parts) all.largest = fmaxf(all.largest, part.largest);
 #pragma unroll
   for (const Part& part : parts) {
-    if (part.largest != -INFINITY) all.total += part.total * expf(part.largest - all.largest);
+    if (part.total != 0.0f) all.total += part.total * expf(part.largest - all.largest);
   }
   return all;
 }

@@ -212,10 +212,13 @@ bool AttentionLibrary::supports(const AttentionShape& shape) {
 std::size_t AttentionLibrary::estimated_workspace_bytes(const AttentionShape& shape, bool backward) {
   constexpr std::size_t kSmall = std::size_t{16} << 20;
   if (!backward) return kSmall;
-  // Sums of d_q and of o · d_o are in float32. Tiles have at most 128 tokens.
+  // Sums of d_q and of o · d_o are in float32. Tiles have at most 128 tokens. With documents, the sums lie as in the
+  // token's heads, of which this may be a group.
   const auto per_head = static_cast<std::size_t>(shape.num_seqs * shape.num_heads), tile = std::size_t{128};
+  const auto summed =
+      static_cast<std::size_t>(shape.num_seqs * (shape.max_documents > 0 ? shape.token_heads : shape.num_heads));
   const std::size_t tokens = round_up(static_cast<std::size_t>(shape.seq_len), tile);
-  std::size_t bytes = kSmall + per_head * tokens * (static_cast<std::size_t>(shape.dim_qk) + 2) * sizeof(float);
+  std::size_t bytes = kSmall + summed * tokens * (static_cast<std::size_t>(shape.dim_qk) + 2) * sizeof(float);
   // For a fixed order, d_q is summed from the stored gradients of all scores.
   if (shape.deterministic) {
     const auto rows = static_cast<std::size_t>(shape.max_documents > 0 ? shape.max_documents * shape.num_heads : 0);

@@ -28,17 +28,21 @@ class MlaAttentionCuda : public ParityTest {
     return static_cast<std::int32_t>(position / c.doc_length * c.doc_length);
   }
 
+  static MlaDims dims_of(const Case& c, const std::vector<TokenRange>& queries = {}) {
+    return {.num_seqs = c.num_seqs,
+            .seq_len = c.seq_len,
+            .num_heads = c.heads,
+            .dim_nope = c.nope,
+            .dim_rope = c.rope,
+            .dim_v = c.v,
+            .scale = static_cast<float>(1.0 / std::sqrt(c.nope + c.rope)),
+            .queries = queries,
+            .whole_sequences = c.doc_length == 0};
+  }
+
   Operands make(const Case& c, DType dtype, const std::vector<TokenRange>& queries = {}) {
     Operands x;
-    x.dims = {.num_seqs = c.num_seqs,
-              .seq_len = c.seq_len,
-              .num_heads = c.heads,
-              .dim_nope = c.nope,
-              .dim_rope = c.rope,
-              .dim_v = c.v,
-              .scale = static_cast<float>(1.0 / std::sqrt(c.nope + c.rope)),
-              .queries = queries,
-              .whole_sequences = c.doc_length == 0};
+    x.dims = dims_of(c, queries);
     std::vector<std::int32_t> starts;
     const std::vector<TokenRange> all = {{0, c.seq_len}};
     for (std::int64_t seq = 0; seq < c.num_seqs; ++seq) {
@@ -80,6 +84,53 @@ class MlaAttentionCuda : public ParityTest {
     // Both sides get the CPU's o and lse.
     expect_close([&](const Side& side) { backward(side, x); }, {x.d_q, x.d_kv, x.d_k_rope}, kBackwardBound);
   }
+
+  /// Returns how many heads a GPU computes at a time. In float32, a forward's scratch is the keys of these alone.
+  static std::int64_t heads_of_group(const Case& c) {
+    const std::int64_t tokens = c.num_seqs * c.seq_len, qk = c.nope + c.rope;
+    Arena arena(Device::kCuda);
+    const auto of_token = [&](std::int64_t width) { return arena.allocate({tokens, width}, DType::kFloat32); };
+    const MlaOperands in{.q = of_token(c.heads * qk),
+                         .kv = of_token(c.heads * (c.nope + c.v)),
+                         .k_rope = of_token(c.rope),
+                         .doc_start_T = arena.allocate({tokens}, DType::kInt32)};
+    const Tensor o = of_token(c.heads * c.v), lse = of_token(c.heads);
+    const std::size_t before = arena.used();
+    mla_attention_forward({.arena = &arena}, dims_of(c), in, o, lse);
+    return static_cast<std::int64_t>((arena.peak() - before) / sizeof(float)) / (tokens * qk);
+  }
+
+  /// Makes both passes over many copies of the sequences, and keeps the results of the last copy.
+  static void run_copies(const Side& side, const Operands& x, std::int64_t num_copies, Arena& arena) {
+    const ArenaScope scope(arena);
+    const cuda::Stream& stream = side.op.cuda->stream();
+    const auto copies = [&](const Tensor& tensor) {
+      std::vector<std::int64_t> dims = tensor.shape().dims();
+      dims[0] *= num_copies;
+      const Tensor all = arena.allocate(Shape(dims), tensor.dtype());
+      for (std::int64_t at = 0; at < dims[0]; at += tensor.dim(0)) {
+        cuda::copy_bytes(stream, side(tensor).raw(), tensor.num_bytes(), all.rows(at, at + tensor.dim(0)).raw());
+      }
+      return all;
+    };
+    const auto keep_last = [&](const Tensor& all, const Tensor& tensor) {
+      const Tensor last = all.rows(all.dim(0) - tensor.dim(0), all.dim(0));
+      cuda::copy_bytes(stream, last.raw(), last.num_bytes(), side(tensor).raw());
+    };
+    MlaDims dims = x.dims;
+    dims.num_seqs *= num_copies;
+    const MlaOperands in{copies(x.in.q), copies(x.in.kv), copies(x.in.k_rope), copies(x.in.doc_start_T)};
+    const Tensor o = copies(x.o), lse = copies(x.lse), d_o = copies(x.d_o);
+    const Tensor d_q = copies(x.d_q), d_kv = copies(x.d_kv), d_k_rope = copies(x.d_k_rope);
+    const Context op{.arena = &arena, .cuda = side.op.cuda};
+    mla_attention_forward(op, dims, in, o, lse);
+    mla_attention_backward(op, dims, in, o, lse, d_o, d_q, d_kv, d_k_rope);
+    keep_last(o, x.o);
+    keep_last(lse, x.lse);
+    keep_last(d_q, x.d_q);
+    keep_last(d_kv, x.d_kv);
+    keep_last(d_k_rope, x.d_k_rope);
+  }
 };
 
 TEST_F(MlaAttentionCuda, Float32) {
@@ -108,13 +159,38 @@ TEST_F(MlaAttentionCuda, Documents) {
   check({1, 300, 2, 128, 64, 128, kNoDocuments}, DType::kBFloat16);
 }
 
-// Many heads of many tokens are computed in groups.
+// Many heads of many tokens are computed in groups: here, in two of 32, three of 32, and three of 36 heads.
 TEST_F(MlaAttentionCuda, GroupsOfHeads) {
   arena_ = Arena(std::size_t{300} << 20);
   check({16, 512, 64, 16, 8, 16, 0}, DType::kBFloat16);
-  check({16, 512, 64, 16, 8, 16, 200}, DType::kBFloat16);
+  check({16, 512, 96, 16, 8, 16, 200}, DType::kBFloat16);
   check({16, 512, 64, 16, 8, 16, 3}, DType::kBFloat16);  // more documents than the table has room for
-  check({32, 240, 70, 5, 4, 3, 100}, DType::kFloat32);
+  check({32, 240, 108, 5, 4, 3, 100}, DType::kFloat32);
+}
+
+TEST_F(MlaAttentionCuda, GroupsHaveAMultipleOfFourHeads) {
+  EXPECT_EQ(heads_of_group({16, 512, 64, 16, 8, 16, 0}), 32);
+  EXPECT_EQ(heads_of_group({16, 512, 96, 16, 8, 16, 0}), 32);
+  EXPECT_EQ(heads_of_group({32, 240, 108, 5, 4, 3, 0}), 36);
+  EXPECT_EQ(heads_of_group({32, 240, 70, 5, 4, 3, 0}), 70);  // and not 35
+  EXPECT_EQ(heads_of_group({1, 4096, 128, 128, 64, 128, 0}), 64);
+  EXPECT_EQ(heads_of_group({2, 4096, 128, 128, 64, 128, 0}), 32);
+}
+
+// Two groups of 32 heads, which have the 671B model's dims. Copies of two sequences are enough tokens for groups.
+TEST_F(MlaAttentionCuda, GroupsOfLargeHeads) {
+  Arena gpu(std::size_t{2} << 30, Device::kCuda);
+  for (const std::int64_t docs : {0, 100}) {
+    const ArenaScope scope(arena_);
+    const Operands x = make({2, 128, 64, 128, 64, 128, docs}, DType::kBFloat16);
+    expect_close(
+        [&](const Side& side) {
+          if (side.op.target() == Device::kCuda) return run_copies(side, x, 32, gpu);
+          mla_attention_forward(side.op, x.dims, x.in, x.o, x.lse);
+          backward(side, x);
+        },
+        {x.o, x.lse, x.d_q, x.d_kv, x.d_k_rope}, kBackwardBound);
+  }
 }
 
 TEST_F(MlaAttentionCuda, AsAGraph) {
@@ -175,24 +251,28 @@ TEST_F(MlaAttentionCuda, TheEstimateOfScratchSufficesOnHopper) {
   cuda::Runtime runtime;
   if (runtime.compute_capability() != 9) GTEST_SKIP() << "the estimate is for Hopper";
   cuda::AttentionLibrary& library = runtime.libraries().attention();
-  for (const std::int64_t seq_len : {203, 4096}) {
-    for (const std::int64_t documents : {0, 40}) {
-      for (const bool deterministic : {false, true}) {
-        const cuda::AttentionShape shape{.num_seqs = 2,
-                                         .seq_len = seq_len,
-                                         .num_heads = 16,
-                                         .token_heads = 16,
-                                         .dim_qk = 192,
-                                         .dim_v = 128,
-                                         .v_stride = 256,
-                                         .max_documents = documents,
-                                         .scale = 0.1f,
-                                         .deterministic = deterministic};
-        for (const bool backward : {false, true}) {
-          EXPECT_LE(library.workspace_bytes(shape, backward),
-                    cuda::AttentionLibrary::estimated_workspace_bytes(shape, backward))
-              << seq_len << " tokens, " << documents << " documents, deterministic " << deterministic << ", backward "
-              << backward;
+  const auto check = [&](const cuda::AttentionShape& shape) {
+    for (const bool backward : {false, true}) {
+      EXPECT_LE(library.workspace_bytes(shape, backward),
+                cuda::AttentionLibrary::estimated_workspace_bytes(shape, backward))
+          << shape.num_heads << " of " << shape.token_heads << " heads, " << shape.seq_len << " tokens, "
+          << shape.max_documents << " documents, deterministic " << shape.deterministic << ", backward " << backward;
+    }
+  };
+  for (const std::int64_t token_heads : {16, 128}) {
+    for (const std::int64_t seq_len : {203, 4096}) {
+      for (const std::int64_t documents : {0, 40}) {
+        for (const bool deterministic : {false, true}) {
+          check({.num_seqs = 2,
+                 .seq_len = seq_len,
+                 .num_heads = std::min<std::int64_t>(token_heads, 32),
+                 .token_heads = token_heads,
+                 .dim_qk = 192,
+                 .dim_v = 128,
+                 .v_stride = 256,
+                 .max_documents = documents,
+                 .scale = 0.1f,
+                 .deterministic = deterministic});
         }
       }
     }
