@@ -183,7 +183,7 @@ int main(int argc, char** argv) {
     tessera::ProcessGroup& group = ranks.world();
     tessera::cuda::use_device(group.rank());
     tessera::cuda::Runtime runtime;
-    group.use_gpu(runtime.stream());
+    group.use_gpu(runtime.stream_of_calls(), runtime.stream_of_calls());
     tessera::ProcessGroup within, across;
     if (domains > 1) {
       const int per_domain = group.size() / domains;
@@ -200,7 +200,7 @@ int main(int argc, char** argv) {
       if (group.rank() == 0)
         fmt::print("{} GPUs{}, {}\n", group.size(), domains == 1 ? "" : fmt::format(" in {} domains", domains), text);
       for (const auto payload : {tessera::PayloadPrecision::kDefault, tessera::PayloadPrecision::kMxfp8}) {
-        for (const int num_sms : sms) tessera::run(groups, runtime, shape, payload, num_sms, repetitions);
+        for (const int num_sms : sms) tessera::run(groups, runtime.calls(), shape, payload, num_sms, repetitions);
       }
     }
   });

@@ -46,7 +46,7 @@ KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh"
 MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 SOURCES = {
     "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/*.h", "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*",
-               "src/device/cuda*",
+               "src/device/cuda*", "src/generate/*", "src/ops/attention/mla_decode.h", "src/ops/kit/call_stream.*",
                "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h",
                "tests/step/mesh_gradients.h", "tests/step/text_gradients.h", "tests/ep/whole_calls.h"],
     "steps": [*KERNELS, *MODEL, "bench/gpu.py"],

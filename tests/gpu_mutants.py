@@ -127,6 +127,10 @@ MESH_MUTANTS = [
     ("tensor parallelism: the last norm's gradient is not summed", "model/head.cc",
      "reduce_scatter(context, TokenSet::kMicroBatch, d_y_TD, name)", "context.local_rows(d_y_TD)", "model/head.cc",
      "tp2_fp8_blockwise"),
+    ("passes in turns: a call does not wait for its operands", "ops/kit/call_stream.cc",
+     "call_.cuda->stream().wait(before_);", "{}", "ops/kit/call_stream.cc", "ep2_in_turns_direct_bfloat16"),
+    ("passes in turns: what follows a call does not wait for it", "ops/kit/call_stream.cc", "main_->wait(end);", "",
+     "ops/kit/call_stream.cc", "ep2_in_turns_direct_bfloat16"),
 ]
 
 

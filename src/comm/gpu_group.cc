@@ -108,9 +108,10 @@ class GpuWindow : public SymmetricWindow {
 
 /// The state that all groups split from one group share.
 struct GpuGroup::Family {
-  Family(const Stream& stream, Progress& group_progress) : computation(stream), progress(group_progress) {}
+  Family(const Stream& main, const Stream& of_calls, Progress& group_progress)
+      : computation(main), calls(of_calls), progress(group_progress) {}
 
-  const Stream& computation;
+  const Stream &computation, &calls;
   Progress& progress;
   std::mutex mutex;
   std::vector<const Member*> members;
@@ -153,9 +154,9 @@ GpuGroup::Id GpuGroup::make_id() {
   return id;
 }
 
-GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress)
-    : GpuGroup(std::make_shared<Family>(computation, progress), connect(id, rank, size, group_config(true), progress),
-               rank, size, Traffic::kWeights, new_stream()) {}
+GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation, const Stream& calls, Progress& progress)
+    : GpuGroup(std::make_shared<Family>(computation, calls, progress),
+               connect(id, rank, size, group_config(true), progress), rank, size, Traffic::kWeights, new_stream()) {}
 
 GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size, Traffic traffic,
                    std::shared_ptr<const Stream> stream)
@@ -213,7 +214,7 @@ Fence GpuGroup::put(const std::string& title, Put&& put_operation) {
   const Member& own = *member_;
   const std::uint32_t id = family_->id_of(title);
   Fence operands_are_there, end;
-  operands_are_there.record(family_->computation);
+  operands_are_there.record(computation());
   own.stream->wait(operands_are_there);
   own.begun.put(*own.stream, id);
   {
@@ -315,7 +316,9 @@ std::unique_ptr<SymmetricWindow> GpuGroup::allocate_window(std::size_t num_bytes
                                      *member_->stream, member_->size, num_bytes);
 }
 
-const Stream& GpuGroup::computation() const { return family_->computation; }
+const Stream& GpuGroup::computation() const {
+  return member_->traffic == Traffic::kExperts ? family_->calls : family_->computation;
+}
 
 void GpuGroup::check() const {
   const std::lock_guard lock(family_->mutex);

@@ -2,8 +2,8 @@
 // tensors in GPU memory.
 //
 // An operation runs on a stream of its kind of traffic or of its link. It starts after all work that is on the
-// computation's stream at the time of the call. The host goes on. The returned fence marks the operation's end. A graph
-// can record all of this.
+// computation's stream at the time of the call. For experts' traffic this is the stream of the dispatcher's calls. The
+// host goes on. The returned fence marks the operation's end. A graph can record all of this.
 //
 // The GPU writes into host memory which operation it has reached. So describe() can say in which operation the GPU
 // hangs, also in a replayed graph.
@@ -40,10 +40,10 @@ class GpuGroup {
   using Id = std::array<std::byte, 128>;
   static Id make_id();
 
-  /// Connects the GPUs of a group. All its ranks must call it together. `computation` and `progress` must outlive the
-  /// group. `progress` watches every NCCL call that waits for other ranks. Throws Error if NCCL is missing, too old, or
-  /// cannot connect the GPUs.
-  GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress);
+  /// Connects the GPUs of a group. All its ranks must call it together. `computation`, `calls` and `progress` must
+  /// outlive the group. `calls` is the stream of the operators of experts' traffic. `progress` watches every NCCL call
+  /// that waits for other ranks. Throws Error if NCCL is missing, too old, or cannot connect the GPUs.
+  GpuGroup(const Id& id, int rank, int size, const Stream& computation, const Stream& calls, Progress& progress);
   ~GpuGroup();
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
@@ -71,6 +71,7 @@ class GpuGroup {
 
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
 
+  /// Returns the stream of the operators that produce and read what this group moves.
   const Stream& computation() const;
 
   /// Throws Error if NCCL has found an error in any of the groups that were split from the same one.

@@ -12,7 +12,7 @@ struct GpuGroup::Family {};
 struct GpuGroup::Member {};
 
 GpuGroup::Id GpuGroup::make_id() { refuse(); }
-GpuGroup::GpuGroup(const Id&, int, int, const Stream&, Progress&) { refuse(); }
+GpuGroup::GpuGroup(const Id&, int, int, const Stream&, const Stream&, Progress&) { refuse(); }
 GpuGroup::~GpuGroup() = default;
 std::unique_ptr<GpuGroup> GpuGroup::split(int, int, int, Traffic) { refuse(); }
 std::unique_ptr<GpuGroup> GpuGroup::link(const Id&, int) const { refuse(); }

@@ -420,12 +420,12 @@ Tensor words_of(cuda::GpuGroup::Id& id) {
 }
 }  // namespace
 
-void ProcessGroup::use_gpu(const cuda::Stream& computation) {
+void ProcessGroup::use_gpu(const cuda::Stream& computation, const cuda::Stream& calls) {
   if (size() == 1) return;
   cuda::GpuGroup::Id id{};  // rank 0 makes it
   if (rank() == 0) id = cuda::GpuGroup::make_id();
   broadcast(words_of(id), 0, "NCCL's id").wait();
-  gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation, *progress_);
+  gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation, calls, *progress_);
 }
 
 void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name, const std::function<void()>& check) {

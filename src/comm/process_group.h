@@ -118,9 +118,9 @@ class ProcessGroup {
   void barrier(std::string_view name);
 
   /// Makes this group, and groups that are split from it later, communicate tensors in the memory of the calling
-  /// thread's GPU. Each rank has one GPU. `computation` is the stream that produces and reads these tensors. It must
-  /// outlive the groups. All ranks must call it together.
-  void use_gpu(const cuda::Stream& computation);
+  /// thread's GPU. Each rank has one GPU. `computation` is the stream that produces and reads these tensors, and
+  /// `calls` is that of experts' traffic. Both must outlive the groups. All ranks must call it together.
+  void use_gpu(const cuda::Stream& computation, const cuda::Stream& calls);
   /// Waits until the GPU has passed `event`. Throws RankFailure, after aborting the GPU's operations, if another rank
   /// has died or the GPU makes no progress within the timeout. Without progress no operation between ranks begins or
   /// ends, and the GPU passes no mark. `check` throws errors that the GPU's kernels have detected themselves.

@@ -285,7 +285,7 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
       NumberRange{.lowest = 0.0, .expected = "0 (any number) or more"});
   t.add("parallelism.pipeline_parallel_expert_parallel_overlap", p.pipeline_parallel_expert_parallel_overlap,
         "run the forwards and backwards that DualPipeV pairs in turns, so that one computes while the other's tokens "
-        "are between ranks; takes more scratch memory; on GPUs they run one by one");
+        "are between ranks; takes more scratch memory; on GPUs only where tokens cross between domains");
   t.add(
       "parallelism.pipeline_parallel_reduce_gradients", p.pipeline_parallel_reduce_gradients,
       "when a pipeline's ranks sum the gradients of sharded units: step (once, which takes float32 gradients of whole "
@@ -330,7 +330,8 @@ void add_expert_parallelism_keys(ConfigTable& t, JobConfig& c) {
                     .expected = "0 (room for any load), or at least 1, a balanced load's"});
   t.add("parallelism.expert_parallel_overlap", p.expert_parallel_overlap,
         "without a pipeline, run a micro-batch's forward and the backward of the one before in turns, so that one "
-        "computes while the other's tokens are between ranks; keeps the activations of two micro-batches; not on GPUs");
+        "computes while the other's tokens are between ranks; keeps the activations of two micro-batches. With "
+        "DualPipeV, lets GPUs run passes in turns within a domain, too");
   t.add("parallelism.expert_parallel_num_sms", p.expert_parallel_num_sms,
         "a GPU's multiprocessors that a dispatch or combine by direct stores takes",
         NumberRange{.lowest = 2.0, .highest = 128.0, .expected = "2 to 128: some store, some work on what comes"});

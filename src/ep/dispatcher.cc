@@ -122,12 +122,27 @@ void Dispatcher::repeat(const Context& op, const DispatchSaved& first, std::int6
 }
 
 void Dispatcher::for_later_rounds(const Context& op, const DispatchSaved& first, std::int64_t least,
-                                  const std::function<void(const DispatchSaved&)>& body) const {
+                                  const std::function<void(const Context&, const DispatchSaved&)>& body) const {
   if (!has_rounds()) return;
-  repeat(op, first, least, [&](std::int64_t round) {
+  CallStream stream = call_stream(op);
+  const Context& call = stream.begin();
+  repeat(call, first, least, [&](std::int64_t round) {
     const ArenaScope scope(*op.arena);
-    body(allocate_later(op, first, round));
+    body(call, allocate_later(call, first, round));
   });
+  stream.join();
+}
+
+template <typename Body>
+void Dispatcher::as_call(const Context& op, const DispatchSaved& saved, Body&& body) {
+  const Turns::Call turn(turns_);
+  CallStream stream = call_stream(op);
+  {
+    const ArenaScope scope(*op.arena);
+    body(stream.begin());
+    give_way(saved);
+  }
+  stream.join();
 }
 
 void Dispatcher::add_later_rounds(const Context& op, const DispatchSaved& first, const Tensor& sum_1) const {
@@ -154,10 +169,7 @@ void Dispatcher::dispatch(const Context& op, const GemmOperand& y_tD, const Disp
                   options_.top_k);
   }
   note(op, "dispatch", options_.dispatch_forward, saved);
-  const Turns::Call turn(turns_);
-  const ArenaScope scope(*op.arena);
-  do_dispatch(op, y_tD, saved, x_RD);
-  give_way(saved);
+  as_call(op, saved, [&](const Context& of_call) { do_dispatch(of_call, y_tD, saved, x_RD); });
 }
 
 void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
@@ -166,10 +178,7 @@ void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_tD, cons
   check_payload(y_tD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
   note(op, "dispatch_again", options_.dispatch_forward, saved);
-  const Turns::Call turn(turns_);
-  const ArenaScope scope(*op.arena);
-  do_dispatch_again(op, y_tD, saved, x_RD);
-  give_way(saved);
+  as_call(op, saved, [&](const Context& of_call) { do_dispatch_again(of_call, y_tD, saved, x_RD); });
 }
 
 void Dispatcher::combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
@@ -178,10 +187,7 @@ void Dispatcher::combine(const Context& op, const Tensor& out_RD, const Dispatch
   check_tokens(y_tD, saved);
   check_rows(out_RD, saved);
   note(op, "combine", PayloadPrecision::kDefault, saved);
-  const Turns::Call turn(turns_);
-  const ArenaScope scope(*op.arena);
-  do_combine(op, out_RD, saved, y_tD, write);
-  give_way(saved);
+  as_call(op, saved, [&](const Context& of_call) { do_combine(of_call, out_RD, saved, y_tD, write); });
 }
 
 void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
@@ -190,10 +196,7 @@ void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_tD, 
   check_payload(d_y_tD, options_.combine_backward, saved);
   check_rows(d_out_RD, saved);
   note(op, "combine_backward", options_.combine_backward, saved);
-  const Turns::Call turn(turns_);
-  const ArenaScope scope(*op.arena);
-  do_combine_backward(op, d_y_tD, saved, d_out_RD);
-  give_way(saved);
+  as_call(op, saved, [&](const Context& of_call) { do_combine_backward(of_call, d_y_tD, saved, d_out_RD); });
 }
 
 void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
@@ -205,10 +208,9 @@ void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, cons
   TESSERA_CHECK_TENSOR(d_weights_R, DType::kFloat32, {saved.num_rows()});
   TESSERA_CHECK_TENSOR(d_weights_tK, DType::kFloat32, {saved.num_tokens(), options_.top_k});
   note(op, "dispatch_backward", PayloadPrecision::kDefault, saved);
-  const Turns::Call turn(turns_);
-  const ArenaScope scope(*op.arena);
-  do_dispatch_backward(op, d_x_RD, d_weights_R, saved, d_y_tD, write, d_weights_tK);
-  give_way(saved);
+  as_call(op, saved, [&](const Context& of_call) {
+    do_dispatch_backward(of_call, d_x_RD, d_weights_R, saved, d_y_tD, write, d_weights_tK);
+  });
 }
 
 }  // namespace tessera

@@ -6,7 +6,8 @@
 // then in that of each rank. Rows between the end of a group and the next group are padding.
 //
 // A layer's forward is dispatch, experts, combine. Its backward is combine_backward, experts, dispatch_backward. All
-// ranks make the same calls in the same order. A call ends when this rank's result is there.
+// ranks make the same calls in the same order. A call ends when this rank's result is there. On a GPU, calls run on a
+// stream of their own (ops/kit/call_stream.h). A context that is not on it is made to wait for them.
 //
 // Backends (ep/backends/make_dispatcher.h chooses; each keeps its own routing, which nobody else can read):
 //   local      serves a group of one rank (ops/routing/permute.h).
@@ -45,6 +46,7 @@
 #include "comm/process_group.h"
 #include "ep/dispatch_options.h"
 #include "ep/turns.h"
+#include "ops/kit/call_stream.h"
 #include "ops/routing/permute.h"
 
 namespace tessera {
@@ -114,10 +116,15 @@ class Dispatcher {
   /// Returns whether calls of this or of its exchange wait for the GPU, and so cannot be parts of a graph.
   bool waits_for_gpu() const;
   /// Returns whether a load may exceed the room, and takes rounds then.
-  bool has_rounds() const { return options_.capacity_factor > 0.0 && num_ranks_ * options_.num_domains > 1; }
+  bool has_rounds() const { return options_.capacity_factor > 0.0 && has_peers(); }
+  /// Returns the stream on which a caller may run a call beside other operators. If there are no other ranks, a call
+  /// runs where its context says.
+  CallStream call_stream(const Context& op, int num_sms = 0) const { return CallStream(op, num_sms, has_peers()); }
   /// Makes the calls of two passes take turns. Rows are then never left in the window, where the other pass's call
   /// would overwrite them. Must be called before a step is measured. `turns` must outlive this.
   void set_turns(Turns* turns);
+  /// Returns what takes turns, or null.
+  Turns* turns() const { return turns_; }
   /// Puts an exchange in front, for one of several domains. Must be called before anything is allocated.
   void set_exchange(std::unique_ptr<DomainExchange> exchange);
   /// Returns null if there is one domain.
@@ -143,11 +150,11 @@ class Dispatcher {
   /// While a step is measured it is the number of rounds that differ in what they allocate: 2 where rounds are
   /// possible.
   std::int64_t num_rounds(const Context& op, const DispatchSaved& first) const;
-  /// Calls body(saved) for each round after the first, at least for those before `least`. `saved` and what the body
-  /// allocates have memory until it returns. If a GPU counts rounds and a graph is being recorded, the body is called
-  /// once, and the GPU repeats its operators.
+  /// Calls body(call, saved) for each round after the first, at least for those before `least`. `call` is the context
+  /// of calls, which all of a round's operators use. `saved` and what the body allocates have memory until it returns.
+  /// If a GPU counts rounds and a graph is being recorded, the body is called once, and the GPU repeats its operators.
   void for_later_rounds(const Context& op, const DispatchSaved& first, std::int64_t least,
-                        const std::function<void(const DispatchSaved& saved)>& body) const;
+                        const std::function<void(const Context& call, const DispatchSaved& saved)>& body) const;
   /// Adds the number of rounds after the first to sum_1 (float64, [1]). Where the host knows it, a step without such
   /// rounds runs no operator.
   virtual void add_later_rounds(const Context& op, const DispatchSaved& first, const Tensor& sum_1) const;
@@ -202,6 +209,10 @@ class Dispatcher {
   }
 
  private:
+  bool has_peers() const { return num_ranks_ * options_.num_domains > 1; }
+  /// Runs body(call) as a call, with the calls' context.
+  template <typename Body>
+  void as_call(const Context& op, const DispatchSaved& saved, Body&& body);
   /// Completes what a layer keeps of a round.
   DispatchSaved allocate_round(const Context& op, DispatchSaved saved) const;
   virtual void do_allocate() {}

@@ -91,25 +91,25 @@ void Turns::let_other_run() {
 
 void Turns::enter() {
   if (!is_active_) return;
-  if (other().is_in_call) {
+  if (other().num_calls > 0) {
+    TESSERA_CHECK(own().num_calls == 0);
     own().state = State::kAtCall;
     let_other_run();
     own().state = State::kReady;
   }
   if (error_) throw OtherFailed();
-  TESSERA_CHECK(!own().is_in_call && !other().is_in_call);
-  own().is_in_call = true;
+  ++own().num_calls;
 }
 
 void Turns::leave(bool succeeds) {
   if (!is_active_) return;
-  own().is_in_call = false;
+  if (--own().num_calls > 0) return;
   if (succeeds && other().state == State::kAtCall) pause();
 }
 
 void Turns::give_way() {
   if (!is_active_) return;
-  TESSERA_CHECK(own().is_in_call);
+  TESSERA_CHECK(own().num_calls > 0);
   if (other().state == State::kReady) let_other_run();
 }
 

@@ -9,8 +9,11 @@
 //   second                  [compute]               call ...       end [compute]
 //
 // The order depends only on the passes' calls, not on time. So all ranks whose passes make the same calls have the same
-// order, also of other collectives. Calls that some of these ranks may make alone, those of later rounds, must not give
-// way.
+// order, also of other collectives. Calls that some of these ranks may make alone, those of later rounds, belong to the
+// last call of the first round: they are made before it ends, and do not give way.
+//
+// On a GPU the threads only put work on streams. What the passes compute is on one stream, in the order of their turns.
+// Calls are on another one (ops/kit/call_stream.h), beside what the other pass computes.
 #pragma once
 
 #include <array>
@@ -42,7 +45,7 @@ class Turns {
   // The running pass calls the functions below. They do nothing outside run().
 
   /// Marks a call of the dispatcher while it exists. `turns` may be null. The constructor waits until the other pass's
-  /// call has ended.
+  /// call has ended. A call within a call belongs to that one.
   class Call {
    public:
     explicit Call(Turns* turns) : turns_(turns) {
@@ -68,7 +71,7 @@ class Turns {
   enum class State { kReady, kAtCall, kWaitsForEnd, kEnded };
   struct Pass {
     State state = State::kReady;
-    bool is_in_call = false;
+    int num_calls = 0;  // those that it is in
   };
 
   // Only the running pass calls the functions below.

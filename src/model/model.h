@@ -158,6 +158,8 @@ class Model {
   /// Returns what runs two passes in turns, with ModelOptions::pairs_passes. They must not both have gradients of
   /// one unit: they are of different stages, or there are no MTP modules.
   Turns& turns() { return turns_; }
+  /// Returns the number of SMs that the dispatcher's calls take on a GPU.
+  int num_sms_of_calls() const { return moe_.dispatcher == nullptr ? 0 : moe_.dispatcher->num_sms(); }
   /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return moe_.dispatcher != nullptr && moe_.dispatcher->waits_for_gpu(); }
   /// Throws what the dispatcher's calls on a GPU have found since the last check (Dispatcher::check).

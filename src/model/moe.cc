@@ -2,7 +2,6 @@
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
-#include "ops/kit/side_stream.h"
 #include "tensor/dims.h"
 
 namespace tessera {
@@ -114,9 +113,11 @@ void Moe::for_later_rounds(const LayerContext& context, const DispatchSaved& fir
   LayerContext of_round = at_once(context);  // the rows are not kept for a deferred product
   of_round.probe = nullptr;                  // the first round is the sample
   of_round.op.record = nullptr;              // a balanced load has one round
-  context.model->dispatcher->for_later_rounds(
-      of_round.op, first, context.model->loads_kernels ? 2 : 1,
-      [&](const DispatchSaved& dispatch) { body(of_round, allocate_rows(of_round, dispatch)); });
+  context.model->dispatcher->for_later_rounds(of_round.op, first, context.model->loads_kernels ? 2 : 1,
+                                              [&](const Context& call, const DispatchSaved& dispatch) {
+                                                const LayerContext on_call = of_round.with_op(call);
+                                                body(on_call, allocate_rows(on_call, dispatch));
+                                              });
 }
 
 void Moe::balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing,
@@ -129,16 +130,22 @@ void Moe::balance(const LayerContext& context, const RouterOptions& options, con
 }
 
 template <typename Transfer>
-void Moe::run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer) const {
-  SideStream side(context.op, beside ? num_sms_of_dispatch(context) : 0);
-  if (beside) beside(context.with_op(side.op()));
+void Moe::run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer,
+                     std::optional<Turns::Call>* call) const {
+  const Dispatcher& dispatcher = *context.model->dispatcher;
+  const int num_sms = beside ? num_sms_of_dispatch(context) : 0;
+  if (beside && num_sms == 0) beside(context);
+  CallStream stream = dispatcher.call_stream(context.op, num_sms);
+  if (num_sms > 0) beside(context.with_op(stream.beside()));
   const ArenaScope scope(*context.op.arena);  // ends after the join: until then the arena takes nothing back
-  transfer();
-  side.join();
+  std::optional<Turns::Call> own_call;
+  (call != nullptr ? *call : own_call).emplace(dispatcher.turns());
+  transfer(stream.begin());
+  stream.join();
 }
 
 void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, const ExpertRows& rows, const Tensor& out,
-                          Write write, const Beside& beside_dispatch, const Beside& beside_combine) const {
+                          Write write, const FirstRound& first) const {
   TESSERA_DIMS(rows.h_R2F);
   const ModelConfig& config = context.config();
   const Context& op = context.op;
@@ -153,7 +160,8 @@ void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, con
                        keeps ? rows.x_RD : dispatcher.rows_in_window(op, rows.dispatch));
   {
     const ArenaScope side_scope(*op.arena);  // of what runs beside it
-    run_beside(context, beside_dispatch, [&] { dispatcher.dispatch(op, y, rows.dispatch, x_RD); });
+    run_beside(context, first.beside_first_call,
+               [&](const Context& call) { dispatcher.dispatch(call, y, rows.dispatch, x_RD); });
   }
   w13_.forward(context, x_RD, offsets_e1, rows.h_R2F);
   if (!out.defined()) return;
@@ -163,11 +171,14 @@ void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, con
   const Tensor expert_out_RD = !keeps && x_RD.plain.defined() ? x_RD.plain : context.allocate(rows_shape);
   swiglu_forward(op, rows.h_R2F, a_RF, rows.dispatch.num_rows_1());
   w2_.forward(context, a_RF, offsets_e1, expert_out_RD);
-  run_beside(context, beside_combine, [&] { dispatcher.combine(op, expert_out_RD, rows.dispatch, out, write); });
+  run_beside(
+      context, first.beside_last_call,
+      [&](const Context& call) { dispatcher.combine(call, expert_out_RD, rows.dispatch, out, write); },
+      first.last_call);
 }
 
 void Moe::experts_backward(const LayerContext& context, const Gradients& tokens, const ExpertRows& rows, Write write,
-                           const Beside& beside_combine, const Beside& beside_dispatch) const {
+                           const FirstRound& first) const {
   TESSERA_DIMS(rows.h_R2F);
   const Context& op = context.op;
   Dispatcher& dispatcher = *context.model->dispatcher;
@@ -177,7 +188,8 @@ void Moe::experts_backward(const LayerContext& context, const Gradients& tokens,
   // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
   const GemmOperand d_out_RD = allocate_operand(context, rows_shape, w2_.gradient_forms(context),
                                                 dispatcher.gradients_in_window(op, rows.dispatch));
-  run_beside(context, beside_combine, [&] { dispatcher.combine_backward(op, tokens.d_out, rows.dispatch, d_out_RD); });
+  run_beside(context, first.beside_first_call,
+             [&](const Context& call) { dispatcher.combine_backward(call, tokens.d_out, rows.dispatch, d_out_RD); });
   const Tensor d_a_RF = context.allocate({rows_shape[0], context.config().moe_inter_dim});
   w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
   // In plain form, d_h overwrites h, and the activations overwrite d_a.
@@ -199,9 +211,12 @@ void Moe::experts_backward(const LayerContext& context, const Gradients& tokens,
   }
   const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
   w13_.dgrad(context, d_h_R2F, offsets_e1, d_x_RD);
-  run_beside(context, beside_dispatch, [&] {
-    dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, rows.dispatch, tokens.d_y, write, tokens.d_weights);
-  });
+  run_beside(
+      context, first.beside_last_call,
+      [&](const Context& call) {
+        dispatcher.dispatch_backward(call, d_x_RD, d_weights_R, rows.dispatch, tokens.d_y, write, tokens.d_weights);
+      },
+      first.last_call);
 }
 
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& routed_tD,
@@ -234,22 +249,28 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   DomainExchange* exchange = dispatcher.exchange();
   GemmOperand tokens = y_tD;
   Tensor routed = routed_tD;
+  std::optional<Turns::Call> last_call;
   if (exchange == nullptr) {
-    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, shared_inputs, shared_outputs);
+    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, {shared_inputs, shared_outputs, &last_call});
   } else {
     tokens = saved.crossed.defined() ? saved.crossed
                                      : exchange->allocate_tokens(op, dispatch, dispatcher.options().dispatch_forward);
     if (has_outputs) routed = context.allocate({dispatch.num_tokens(), y_tD.dim(1)});
-    const ArenaScope side_scope(*op.arena);
-    run_beside(context, shared_inputs, [&] { exchange->dispatch(op, y_tD, dispatch, tokens); });
-    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, {}, {});
+    {
+      const ArenaScope side_scope(*op.arena);  // of what runs beside it
+      run_beside(context, shared_inputs,
+                 [&](const Context& call) { exchange->dispatch(call, y_tD, dispatch, tokens); });
+    }
+    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, {.last_call = &last_call});
   }
   if (!has_outputs) return;
   for_later_rounds(context, dispatch, [&](const LayerContext& of_round, const ExpertRows& round_rows) {
-    experts_forward(of_round, tokens, round_rows, routed, Write::kAccumulate, {}, {});
+    experts_forward(of_round, tokens, round_rows, routed, Write::kAccumulate, {});
   });
+  last_call.reset();
   if (exchange != nullptr) {
-    run_beside(context, shared_outputs, [&] { exchange->combine(op, routed, dispatch, routed_tD, Write::kAssign); });
+    run_beside(context, shared_outputs,
+               [&](const Context& call) { exchange->combine(call, routed, dispatch, routed_tD, Write::kAssign); });
   }
   if (sums.later_rounds_1.defined()) dispatcher.add_later_rounds(op, dispatch, sums.later_rounds_1);
 }
@@ -268,9 +289,9 @@ Moe::Gradients Moe::cross_backward(const LayerContext& context, const Tensor& y_
       .d_out = exchange.allocate_tokens(op, dispatch, options.combine_backward),
       .d_y = context.allocate({dispatch.num_tokens(), options.dim}),
       .d_weights = context.allocate({dispatch.num_tokens(), options.top_k}, DType::kFloat32)};
-  run_beside(context, beside, [&] {
-    exchange.combine_backward(op, d_out_tD, dispatch, tokens.d_out);
-    if (!keeps_rows) exchange.dispatch_again(op, y_tD, dispatch, tokens.y);
+  run_beside(context, beside, [&](const Context& call) {
+    exchange.combine_backward(call, d_out_tD, dispatch, tokens.d_out);
+    if (!keeps_rows) exchange.dispatch_again(call, y_tD, dispatch, tokens.y);
   });
   return tokens;
 }
@@ -300,26 +321,28 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     const Write write = shared_ ? Write::kAccumulate : Write::kAssign;
     DomainExchange* exchange = context.model->dispatcher->exchange();
     Gradients tokens{.y = y_tD, .d_out = d_out_tD, .d_y = d_y_tD, .d_weights = d_weights_tK};
+    std::optional<Turns::Call> last_call;
     if (exchange == nullptr) {
-      experts_backward(context, tokens, saved.rows, write, shared_inputs, shared_weights);
+      experts_backward(context, tokens, saved.rows, write, {shared_inputs, shared_weights, &last_call});
     } else {
       tokens = cross_backward(context, y_tD, d_out_tD, saved, shared_inputs);
-      experts_backward(context, tokens, saved.rows, Write::kAssign, {}, {});
+      experts_backward(context, tokens, saved.rows, Write::kAssign, {.last_call = &last_call});
     }
     for_later_rounds(context, dispatch, [&](const LayerContext& of_round, ExpertRows round_rows) {
       // Rows stay in the window until they have been read: no other dispatch comes in between.
       round_rows.x_RD =
           allocate_operand(of_round, {round_rows.dispatch.num_rows(), config.dim}, w13_.product_forms(of_round).wgrad,
                            of_round.model->dispatcher->rows_in_window(of_round.op, round_rows.dispatch));
-      experts_forward(of_round, tokens.y, round_rows, {}, Write::kAssign, {}, {});
+      experts_forward(of_round, tokens.y, round_rows, {}, Write::kAssign, {});
       Gradients of_tokens = tokens;
       of_tokens.d_weights = of_round.allocate(tokens.d_weights.shape(), DType::kFloat32);
-      experts_backward(of_round, of_tokens, round_rows, Write::kAccumulate, {}, {});
+      experts_backward(of_round, of_tokens, round_rows, Write::kAccumulate, {});
       add(of_round.op, tokens.d_weights, of_tokens.d_weights, tokens.d_weights);
     });
+    last_call.reset();
     if (exchange != nullptr) {
-      run_beside(context, shared_weights, [&] {
-        exchange->dispatch_backward(op, tokens.d_y, tokens.d_weights, dispatch, d_y_tD, write, d_weights_tK);
+      run_beside(context, shared_weights, [&](const Context& call) {
+        exchange->dispatch_backward(call, tokens.d_y, tokens.d_weights, dispatch, d_y_tD, write, d_weights_tK);
       });
     }
   }

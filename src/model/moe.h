@@ -57,8 +57,7 @@ class Moe {
   ParamId expert_bias() const { return expert_bias_; }
 
  private:
-  /// Computes what runs beside a dispatcher's call. It gets the context of the side stream. An empty one computes
-  /// nothing.
+  /// Computes what runs beside a dispatcher's call. It gets the context for that. An empty one computes nothing.
   using Beside = std::function<void(const LayerContext&)>;
   /// Holds what the dispatcher sends and returns in a backward. Its tokens are this rank's or, over several domains,
   /// those that came.
@@ -72,17 +71,24 @@ class Moe {
   /// Calls body(context, rows) for each round after the first, while `rows` has memory.
   template <typename Body>
   void for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const;
-  /// Calls transfer() while `beside` runs on the side stream.
+  /// Calls transfer(op) while `beside` runs. If `call` is not null, the call ends when it is reset, for passes that run
+  /// in turns. Later rounds belong to it until then.
   template <typename Transfer>
-  void run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer) const;
+  void run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer,
+                  std::optional<Turns::Call>* call = nullptr) const;
+  /// What the first round gets besides its operands.
+  struct FirstRound {
+    Beside beside_first_call = {}, beside_last_call = {};
+    std::optional<Turns::Call>* last_call = nullptr;  // as in run_beside
+  };
   /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to `out`, if that is
   /// defined.
   void experts_forward(const LayerContext& context, const GemmOperand& y, const ExpertRows& rows, const Tensor& out,
-                       Write write, const Beside& beside_dispatch, const Beside& beside_combine) const;
+                       Write write, const FirstRound& first) const;
   /// Adds to the experts' gradients from a round's rows. Assigns or adds to d_y, and assigns to d_weights what
   /// dispatch_backward does.
   void experts_backward(const LayerContext& context, const Gradients& tokens, const ExpertRows& rows, Write write,
-                        const Beside& beside_combine, const Beside& beside_dispatch) const;
+                        const FirstRound& first) const;
   /// Allocates the tokens of a backward that came from other domains, and sends this rank's y_tD and d_out_tD.
   Gradients cross_backward(const LayerContext& context, const Tensor& y_tD, const Tensor& d_out_tD,
                            const MoeSaved& saved, const Beside& beside) const;

@@ -134,7 +134,7 @@ class RankFold {
     add_to_pass(pass, waits);
   }
 
-  /// Returns the seconds of the operators that run beside a dispatcher's call: those on the side stream just before it.
+  /// Returns the seconds of the operators that run beside a dispatcher's call: those just before it.
   double seconds_beside(const RecordedTransfer& call) const {
     std::size_t first = call.begin;
     while (first > 0 && record_.operators()[first - 1].is_beside) --first;

@@ -47,7 +47,7 @@ void set_threads(const JobConfig& config, const Ranks& ranks) {
 std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device) {
   cuda::use_device(device);
   const std::shared_ptr<cuda::Runtime> runtime = cuda::make_runtime();
-  world.use_gpu(runtime->stream());
+  world.use_gpu(runtime->stream(), runtime->stream_of_calls());
   runtime->set_wait([&world](const cuda::Event& event, const std::function<void()>& check) {
     world.wait_for_gpu(event, "the GPU's work", check);
   });

@@ -177,15 +177,19 @@ void Executor::allocate() {
 
 void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) {
   model_.set_warms_up(true);
-  for (const LocalStage& stage : stages_) {
-    Arena none;
-    Arena& arena = stage.slots.front()->arena;
-    Arena& deferred = deferred_.empty() ? none : *deferred_.front();
-    Buffer& buffer = *(stage.inputs.empty() ? stage.outputs : stage.inputs).front();
-    run_alone(op, stage, batch, probe, arena, deferred, boundary(buffer.arena, batch));
-    buffer.arena.release_to(0);
-    arena.release_to(0);
-    deferred.release_to(0);
+  std::vector<Context> contexts = {op};
+  if (model_.options().pairs_passes) contexts.push_back(beside_calls(op));
+  for (const Context& context : contexts) {
+    for (const LocalStage& stage : stages_) {
+      Arena none;
+      Arena& arena = stage.slots.front()->arena;
+      Arena& deferred = deferred_.empty() ? none : *deferred_.front();
+      Buffer& buffer = *(stage.inputs.empty() ? stage.outputs : stage.inputs).front();
+      run_alone(context, stage, batch, probe, arena, deferred, boundary(buffer.arena, batch));
+      buffer.arena.release_to(0);
+      arena.release_to(0);
+      deferred.release_to(0);
+    }
   }
   model_.set_warms_up(false);
 }
@@ -305,6 +309,12 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   mesh_.tokens.mark_gpu();  // shows progress while no message is sent
 }
 
+Context Executor::beside_calls(const Context& op) const {
+  Context beside = op;
+  if (op.cuda != nullptr) beside.cuda = &op.cuda->leaving(model_.num_sms_of_calls());
+  return beside;
+}
+
 void Executor::execute_pair(const Context& op, const PipelineAction& action, std::span<const Batch> micro_batches,
                             const LossScale& scale, PhaseClock& clock) {
   const auto run = [&](const Context& own_op, const PipelinePass& pass) {
@@ -314,13 +324,15 @@ void Executor::execute_pair(const Context& op, const PipelineAction& action, std
   const auto set_row = [&](Row row) {
     if (op.trace != nullptr) op.trace->set_row(row);
   };
-  Context forward_op = op;
+  const Context backward_op = beside_calls(op);
+  Context forward_op = backward_op;
   forward_op.arena = &paired_arena_;
   model_.turns().run(
       [&] { run(forward_op, action.pass); },
       [&] {
+        if (op.cuda != nullptr) op.cuda->use_device();  // this is another thread
         set_row(Row::kSecondPass);
-        run(op, *action.overlapped);
+        run(backward_op, *action.overlapped);
       },
       {.pause = [&](int pass) { clock.end(pass == 0 ? &PhaseSeconds::forward : &PhaseSeconds::backward); },
        .resume =

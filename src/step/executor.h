@@ -11,6 +11,7 @@
 //
 // A forward and a backward that the schedule pairs run in turns, if the model can do that (ModelOptions::pairs_passes):
 // each computes while the other's tokens are on their way (ep/turns.h). The forward then has scratch memory of its own.
+// On a GPU, operators of both leave SMs for calls of the dispatcher.
 #pragma once
 
 #include <memory>
@@ -116,6 +117,8 @@ class Executor {
   int tag_of(int from, int to) const { return 2 * from + (to == (from + 1) % schedule_.num_ranks ? 0 : 1); }
   void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                PhaseClock& clock, SiteProbe* probe);
+  /// Returns the context of operators that run beside the dispatcher's calls.
+  Context beside_calls(const Context& op) const;
   /// Runs the two passes of an action in turns.
   void execute_pair(const Context& op, const PipelineAction& action, std::span<const Batch> micro_batches,
                     const LossScale& scale, PhaseClock& clock);

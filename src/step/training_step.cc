@@ -37,9 +37,11 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   options.keep_gradients = is_pipeline && parallelism.pipeline_parallel_reduce_gradients == "step";
   options.reduce = config.training.mixed_precision_reduce;
   options.keep_quantized = config.quantize.keep_weights;
-  const bool is_wanted = !is_pipeline || parallelism.pipeline_parallel_expert_parallel_overlap;
-  options.pairs_passes =
-      is_wanted && device == Device::kCpu && mesh->ep.size() > 1 && pairs_passes(schedule, mesh->pp.rank());
+  // Between GPUs of one domain, tokens move so fast that passes in turns take longer (docs/performance.md).
+  const bool is_slow = device == Device::kCpu || mesh->degrees.num_ep_domains() > 1;
+  const bool is_wanted = parallelism.expert_parallel_overlap ||
+                         (is_pipeline && is_slow && parallelism.pipeline_parallel_expert_parallel_overlap);
+  options.pairs_passes = is_wanted && mesh->ep.size() > 1 && pairs_passes(schedule, mesh->pp.rank());
   const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
   for (std::size_t s = 0; s < stages.size(); ++s) {
     if (schedule.rank_of_stage[s] == mesh->place.pp) options.stages.push_back(stages[s]);
@@ -77,8 +79,6 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
       reduction_(*mesh_, whole_),
       spikes_(config.training.max_loss_spike),
       faults_(config, *mesh_) {
-  require(device == Device::kCpu || !config.overlaps_micro_batches(mesh_->degrees),
-          "parallelism.expert_parallel_overlap is true, which GPUs cannot do yet");
   TESSERA_CHECK(device == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1 || mesh_->is_planned);
   if (device == Device::kCuda && cuda_ == nullptr && cuda::available()) cuda_ = cuda::make_runtime();
   // Without a runtime, a GPU's step is only measured.

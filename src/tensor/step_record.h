@@ -31,7 +31,7 @@ struct RecordedOperator {
   bool transposes_a = false;      // of gemm: the left operand is [K, M]
   bool transposes_b = false;      // of gemm: the right operand is [N, K]
   std::int64_t sequence = 0;      // of attention: the tokens of a sequence; otherwise 0
-  bool is_beside = false;         // runs beside the transfers of its pass, on a stream of its own
+  bool is_beside = false;         // runs beside the transfer that follows it
   std::string pass;               // the pass that it belongs to: StepRecord::set_pass
   std::string layer = {};         // of operands with rows of experts: their MoE layer
   double seconds = 0.0;           // its duration; 0 in a dry run, and on a GPU without a profile

@@ -32,7 +32,7 @@ inline void with_gpus(int num_ranks, const std::function<void(ProcessGroup& worl
       [&](ProcessGroup& world) {
         cuda::use_device(gpu_of(world.rank()));
         const cuda::Stream computation;
-        world.use_gpu(computation);
+        world.use_gpu(computation, computation);
         body(world, computation);
       },
       options);

@@ -58,7 +58,7 @@ void on_own_gpus(int num_ranks, const Body& body, int num_domains = 1,
                cuda::use_device(comm_test::gpu_of(world.rank()));
                cuda::Runtime runtime;
                ProcessGroup group = world.split(0, world.rank(), "ep");
-               group.use_gpu(runtime.stream());
+               group.use_gpu(runtime.stream_of_calls(), runtime.stream_of_calls());
                Domains host(world, num_domains), gpus(group, num_domains);
                body(host, gpus, runtime);
              },
@@ -518,7 +518,8 @@ TEST_F(GpuDirect, BlocksThatStartLate) {
   for (const int size : {2, 4, 8}) {
     on_one_gpu(size, [&](Domains& host, Domains& gpus, cuda::Runtime& rank_runtime) {
       const int me = gpus.all.rank();
-      cuda::Runtime& runtime = me == 1 ? rank_runtime.beside(0) : rank_runtime;
+      cuda::Runtime rank_1(cuda::Priority::kLow);
+      cuda::Runtime& runtime = me == 1 ? rank_1 : rank_runtime;
       const Case test_case{.num_tokens = 96, .dim = 64, .num_experts = 16, .dtype = DType::kBFloat16, .alignment = 32};
       Rank rank(test_case, host, gpus, runtime, kSms);
       Arena arena(2 * rank.run_bytes, Device::kCuda);
@@ -600,30 +601,30 @@ class PassInRounds {
     const ep_test::CrossedTokens crossed(
         op_, dispatcher, first_,
         {.y = y_TD_, .d_y = d_y_TD_, .out = out_TD_, .d_in = d_in_TD_, .d_weights = d_weights_TK_});
-    const auto dispatch = [&](const DispatchSaved& saved) {
+    const auto dispatch = [&](const Context& op, const DispatchSaved& saved) {
       const Tensor x_RD = rows(saved);
-      dispatcher.dispatch(op_, crossed.y, saved, x_RD);
+      dispatcher.dispatch(op, crossed.y, saved, x_RD);
       return x_RD;
     };
-    const auto backward = [&](const DispatchSaved& saved, Write write, const Tensor& d_weights) {
+    const auto backward = [&](const Context& op, const DispatchSaved& saved, Write write, const Tensor& d_weights) {
       const Tensor d_RD = rows(saved);
-      dispatcher.combine_backward(op_, crossed.d_y, saved, d_RD);
-      dispatcher.dispatch_backward(op_, d_RD, saved.weights_R, saved, crossed.d_in, write, d_weights);
+      dispatcher.combine_backward(op, crossed.d_y, saved, d_RD);
+      dispatcher.dispatch_backward(op, d_RD, saved.weights_R, saved, crossed.d_in, write, d_weights);
     };
     crossed.begin_forward();
-    dispatcher.combine(op_, dispatch(first_), first_, crossed.out, Write::kAssign);
-    dispatcher.for_later_rounds(op_, first_, least, [&](const DispatchSaved& saved) {
-      dispatcher.combine(op_, dispatch(saved), saved, crossed.out, Write::kAccumulate);
+    dispatcher.combine(op_, dispatch(op_, first_), first_, crossed.out, Write::kAssign);
+    dispatcher.for_later_rounds(op_, first_, least, [&](const Context& call, const DispatchSaved& saved) {
+      dispatcher.combine(call, dispatch(call, saved), saved, crossed.out, Write::kAccumulate);
     });
     crossed.end_forward();
     dispatcher.add_later_rounds(op_, first_, later_rounds_1_);
     crossed.begin_backward();
-    backward(first_, Write::kAssign, crossed.d_weights);
-    dispatcher.for_later_rounds(op_, first_, least, [&](const DispatchSaved& saved) {
-      dispatch(saved);
+    backward(op_, first_, Write::kAssign, crossed.d_weights);
+    dispatcher.for_later_rounds(op_, first_, least, [&](const Context& call, const DispatchSaved& saved) {
+      dispatch(call, saved);
       const Tensor d_weights = op_.arena->allocate(crossed.d_weights.shape(), DType::kFloat32);
-      backward(saved, Write::kAccumulate, d_weights);
-      add(op_, crossed.d_weights, d_weights, crossed.d_weights);
+      backward(call, saved, Write::kAccumulate, d_weights);
+      add(call, crossed.d_weights, d_weights, crossed.d_weights);
     });
     crossed.end_backward();
   }

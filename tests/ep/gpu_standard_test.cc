@@ -118,7 +118,7 @@ void expect_bits_of_the_cpu(const Case& test_case, int num_ranks, std::int64_t n
     cuda::use_device(comm_test::gpu_of(world.rank()));
     cuda::Runtime runtime;
     ProcessGroup gpus = world.split(0, world.rank(), "ep");
-    gpus.use_gpu(runtime.stream());
+    gpus.use_gpu(runtime.stream_of_calls(), runtime.stream_of_calls());
     DispatchOptions options = test_case.options();
     const auto cpu = ep_test::allocated_dispatcher(DispatchBackend::kStandard, world, options);
     options.device = Device::kCuda;

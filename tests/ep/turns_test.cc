@@ -81,6 +81,29 @@ TEST_F(TwoPasses, CallsThatDoNotGiveWayChangeNoOrder) {
   }
 }
 
+// The calls of later rounds lie within the last call of the first one. They give the other pass no further turn.
+TEST_F(TwoPasses, CallsWithinACallChangeNoOrder) {
+  for (const int num_within : {0, 1, 3}) {
+    const auto with_more = [this, num_within](const std::string& name) {
+      return [this, num_within, name] {
+        for (int i = 0; i < 3; ++i) {
+          compute(name, i);
+          const Turns::Call outer(&turns_);
+          for (int within = 0; within <= num_within; ++within) call(name, within == 0);
+          notes_.push_back(name + " ends");
+        }
+        compute(name, 3);
+      };
+    };
+    notes_.clear();
+    turns_.run(with_more("a"), with_more("b"));
+    std::erase_if(notes_, [](const std::string& note) { return note.ends_with(':') || note.ends_with('.'); });
+    EXPECT_THAT(notes_, ElementsAre("a0", "b0", "a ends", "a1", "b ends", "b1", "a ends", "a2", "b ends", "b2",
+                                    "a ends", "a3", "b ends", "b3"))
+        << num_within;
+  }
+}
+
 TEST_F(TwoPasses, OneMayWaitForTheOthersEnd) {
   turns_.run(pass("a", 3), [&] {
     pass("b", 1)();

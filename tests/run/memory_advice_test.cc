@@ -76,17 +76,6 @@ TEST_F(MemoryAdvice, GradientsSentInBfloat16TakeNoMemory) {
   }
 }
 
-TEST(PlannedRun, GpusRunNoPassesInTurns) {
-  const PlannedRun run{parse_job_config(kSmallModel, {"--parallelism.expert_parallel_overlap"}), Device::kCuda,
-                       resolve({.ep = 2}, 2)};
-  try {
-    memory_plan(run, 0, Recompute::kNone, 2);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("expert_parallel_overlap is true, which GPUs cannot do yet"));
-  }
-}
-
 /// Compares the plans of ranks on a mesh that exists with the plans for the same mesh before it exists.
 class PlannedMesh : public ::testing::TestWithParam<MeshCase> {
  protected:

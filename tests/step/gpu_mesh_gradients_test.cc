@@ -5,7 +5,9 @@ namespace tessera::gradient_test {
 namespace {
 
 using mesh_test::kDirect;
+using mesh_test::kDualPipeV;
 using mesh_test::kNotKept;
+using mesh_test::kOverlap;
 using mesh_test::kPerMicroBatch;
 using mesh_test::kReduceBfloat16;
 using mesh_test::kRounds;
@@ -26,23 +28,24 @@ TEST_P(GradientsOnGpus, AreAsGoodAsOneGpus) {
 INSTANTIATE_TEST_SUITE_P(
     Meshes, GradientsOnGpus,
     ::testing::Combine(
-        ::testing::Values(MeshCase{"fsdp2", 2, {}, 2}, MeshCase{"fsdp2_not_kept", 2, {}, 2, kNotKept},
-                          MeshCase{"fsdp2_reduce", 2, {}, 2, kReduceBfloat16},
-                          MeshCase{"replicate2", 2, {.dp_replicate = 2}, 2}, MeshCase{"tp2", 2, {.tp = 2}, 2},
-                          MeshCase{"cp2", 2, {.cp = 2}, 2}, MeshCase{"ep2", 2, {.ep = 2}, 2},
-                          MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect}, MeshCase{"pp2", 2, {.pp = 2}, 4},
-                          MeshCase{"pp2_interleaved", 2, {.pp = 2}, 4, schedule("Interleaved1F1B")},
-                          MeshCase{"pp2_zbv", 2, {.pp = 2}, 4, schedule("ZBVZeroBubble") + kSelective},
-                          MeshCase{"pp2_dualpipev", 2, {.pp = 2}, 4, schedule("DualPipeV")},
-                          MeshCase{"fsdp2_tp2", 4, {.tp = 2}, 2},
-                          MeshCase{"replicate2_cp2", 4, {.dp_replicate = 2, .cp = 2}, 2},
-                          MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect},
-                          MeshCase{"pp2_fsdp2_per_micro_batch", 4, {.pp = 2}, 4, kPerMicroBatch},
-                          MeshCase{"pp2_ep2_zbv_direct", 4, {.pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kDirect},
-                          MeshCase{"ep2_rounds", 2, {.ep = 2}, 2, kRounds},
-                          MeshCase{"ep2_rounds_direct", 2, {.ep = 2}, 2, kDirect + kRounds},
-                          MeshCase{"pp2_ep2_rounds", 4, {.pp = 2, .ep = 2}, 4, kRounds},
-                          MeshCase{"pp2_fsdp2_cp2_ep2_direct", 8, {.cp = 2, .pp = 2, .ep = 2}, 2, kDirect}),
+        ::testing::Values(
+            MeshCase{"fsdp2", 2, {}, 2}, MeshCase{"fsdp2_not_kept", 2, {}, 2, kNotKept},
+            MeshCase{"fsdp2_reduce", 2, {}, 2, kReduceBfloat16}, MeshCase{"replicate2", 2, {.dp_replicate = 2}, 2},
+            MeshCase{"tp2", 2, {.tp = 2}, 2}, MeshCase{"cp2", 2, {.cp = 2}, 2}, MeshCase{"ep2", 2, {.ep = 2}, 2},
+            MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect},
+            MeshCase{"pp2", 2, {.pp = 2}, 4}, MeshCase{"pp2_interleaved", 2, {.pp = 2}, 4, schedule("Interleaved1F1B")},
+            MeshCase{"pp2_zbv", 2, {.pp = 2}, 4, schedule("ZBVZeroBubble") + kSelective},
+            MeshCase{"pp2_dualpipev", 2, {.pp = 2}, 4, schedule("DualPipeV")}, MeshCase{"fsdp2_tp2", 4, {.tp = 2}, 2},
+            MeshCase{"replicate2_cp2", 4, {.dp_replicate = 2, .cp = 2}, 2},
+            MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect},
+            MeshCase{"pp2_fsdp2_per_micro_batch", 4, {.pp = 2}, 4, kPerMicroBatch},
+            MeshCase{"pp2_ep2_zbv_direct", 4, {.pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kDirect},
+            MeshCase{"ep2_in_turns_direct", 2, {.ep = 2}, 4, kOverlap + kDirect},
+            MeshCase{"pp2_ep2_dualpipev_direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kOverlap + kDirect},
+            MeshCase{"ep2_rounds", 2, {.ep = 2}, 2, kRounds},
+            MeshCase{"ep2_rounds_direct", 2, {.ep = 2}, 2, kDirect + kRounds},
+            MeshCase{"pp2_ep2_rounds", 4, {.pp = 2, .ep = 2}, 4, kRounds},
+            MeshCase{"pp2_fsdp2_cp2_ep2_direct", 8, {.cp = 2, .pp = 2, .ep = 2}, 2, kDirect}),
         ::testing::Values(Precision{"bfloat16", kBfloat16}, Precision{"mxfp8", recipe("mxfp8", "128x128")},
                           Precision{"mxfp8_256", recipe("mxfp8", "256x256")},
                           Precision{"mxfp8_exact", recipe("mxfp8", "1x32")},

@@ -105,5 +105,36 @@ INSTANTIATE_TEST_SUITE_P(
             "pp2_fsdp2_cp2_ep2_zbv_direct", 8, {.cp = 2, .pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kDirect}),
     [](const auto& test) { return test.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(
+    PairedPasses, OnGpus,
+    ::testing::Values(
+        MeshCase{"ep2_in_turns", 2, {.ep = 2}, 4, kOverlap},
+        MeshCase{"ep2_in_turns_direct", 2, {.ep = 2}, 4, kOverlap + kDirect + kBalance},
+        MeshCase{"ep2_in_turns_some_rounds_direct", 2, {.ep = 2}, 4, kOverlap + kDirect + kSomeRounds + kSelective},
+        MeshCase{"ep2_in_turns_mxfp8_not_kept_direct", 2, {.ep = 2}, 4, kOverlap + kDirect + kWgradHigh + kNotKept},
+        MeshCase{"ep2_of_fsdp4_in_turns_direct", 4, {.ep = 2}, 2, kOverlap + kDirect},
+        MeshCase{"ep4_in_turns_rounds_full_direct", 4, {.ep = 4}, 2, kOverlap + kDirect + kRounds + kFull},
+        MeshCase{"ep4_of_2x2_in_turns_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kOverlap + kDirect},
+        MeshCase{"ep4_of_2x2_in_turns_some_rounds_direct",
+                 4,
+                 {.ep = 4, .ep_domain = 2},
+                 4,
+                 kOverlap + kDirect + kSomeRounds + kSixteen},
+        MeshCase{"tp2_ep2_in_turns_direct", 2, {.tp = 2, .ep = 2}, 4, kOverlap + kDirect},
+        MeshCase{"pp2_ep2_dualpipev", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kOverlap},
+        MeshCase{"pp2_ep2_dualpipev_direct",
+                 4,
+                 {.pp = 2, .ep = 2},
+                 4,
+                 kDualPipeV + kOverlap + kDirect + kSelective + kDefers},
+        MeshCase{
+            "pp2_ep2_dualpipev_rounds_direct", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kOverlap + kDirect + kRounds},
+        MeshCase{"pp2_ep4_of_2x2_dualpipev_direct",
+                 8,
+                 {.pp = 2, .ep = 4, .ep_domain = 2},
+                 4,
+                 kDualPipeV + kDirect + kSixteen}),
+    [](const auto& test) { return test.param.name; });
+
 }  // namespace
 }  // namespace tessera::mesh_test

@@ -126,8 +126,6 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"pp4_interleaved", 4, {.pp = 4}, 8, schedule("Interleaved1F1B") + kEightLayers}),
     [](const auto& test) { return test.param.name; });
 
-const Overrides kSixteen = {"--training.global_batch_size=16"};
-
 INSTANTIATE_TEST_SUITE_P(
     Combined, OnMesh,
     ::testing::Values(
@@ -328,10 +326,6 @@ TEST(Mesh, LateMessagesChangeNothingReducedAsBfloat16) {
   expect_same_bits(train(mesh_case, delayed(2)), on_time);
 }
 
-const Overrides kDualPipeV = schedule("DualPipeV");
-/// Some dispatches take a later round, and some do not.
-const Overrides kSomeRounds = {"--parallelism.expert_parallel_capacity_factor=1.1"};
-const Overrides kOverlap = {"--parallelism.expert_parallel_overlap=true"};
 const Overrides kOneByOne = {"--parallelism.pipeline_parallel_expert_parallel_overlap=false",
                              "--parallelism.expert_parallel_overlap=false"};
 const Overrides kAlways = {"--parallelism.fsdp_reshard_after_forward=always"};

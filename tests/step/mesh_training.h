@@ -286,6 +286,12 @@ inline const Overrides kDocuments = {"--model.args.attn_mask_type=block_causal"}
 inline const Overrides kDirect = {"--parallelism.expert_parallel_comm_backend=direct"};
 /// There is room for a balanced load, which no step has.
 inline const Overrides kRounds = {"--parallelism.expert_parallel_capacity_factor=1"};
+/// Some dispatches take a later round, and some do not.
+inline const Overrides kSomeRounds = {"--parallelism.expert_parallel_capacity_factor=1.1"};
+/// Passes run in turns: without a pipeline, and with one.
+inline const Overrides kOverlap = {"--parallelism.expert_parallel_overlap=true"};
+inline const Overrides kDualPipeV = schedule("DualPipeV");
+inline const Overrides kSixteen = {"--training.global_batch_size=16"};
 inline const Overrides kGroups = {"--model.args.n_expert_groups=4", "--model.args.n_limited_groups=2"};
 inline const Overrides kNotKept = {"--quantize.keep_weights=false"};
 inline const Overrides kForced = {"--debug.moe_force_load_balance=true"};

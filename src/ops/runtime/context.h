@@ -21,7 +21,7 @@ struct Context {
   TraceRecorder* trace = nullptr;
   /// Record of the operators and transfers of a step (tensor/step_record.h). It may be null.
   StepRecord* record = nullptr;
-  /// Says that operators run beside others, on a stream of their own (ops/kit/side_stream.h).
+  /// Says that operators run beside a call of a dispatcher (ops/kit/call_stream.h).
   bool is_beside = false;
 
   /// Returns the device of the step's tensors: kMeta when measuring.

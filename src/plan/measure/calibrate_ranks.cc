@@ -12,7 +12,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/init.h"
 #include "ops/gemm/gemm.h"
-#include "ops/kit/side_stream.h"
+#include "ops/kit/call_stream.h"
 #include "plan/cluster.h"
 
 namespace tessera {
@@ -218,25 +218,27 @@ double direct_overlap_cost(RankProbe& probe, cuda::Runtime* runtime) {
     GemmOperand tokens_tD, x_RD;
     tokens_tD.plain = y_tD;
     x_RD.plain = dispatcher->rows_in_window(op, saved);
-    const std::function<void()> calls[] = {[&] { dispatcher->dispatch(op, tokens_tD, saved, x_RD); },
-                                           [&] { dispatcher->combine(op, rows_RD, saved, y_tD, Write::kAssign); }};
+    const std::function<void(const Context&)> calls[] = {
+        [&](const Context& own) { dispatcher->dispatch(own, tokens_tD, saved, x_RD); },
+        [&](const Context& own) { dispatcher->combine(own, rows_RD, saved, y_tD, Write::kAssign); }};
     if (op.measuring()) {
-      for (const auto& call : calls) call();
+      for (const auto& call : calls) call(op);
       return;
     }
     cuda::copy_bytes(runtime->stream(), ids.data(), routing.expert_ids_tK.num_bytes(), routing.expert_ids_tK.raw());
     cuda::copy_bytes(runtime->stream(), counts.data(), routing.counts_E.num_bytes(), routing.counts_E.raw());
     cuda::copy_bytes(runtime->stream(), weights.data(), routing.weights_tK.num_bytes(), routing.weights_tK.raw());
     for (const auto& call : calls) {
-      cost += 0.5 * probe.overlap_cost(call, [&](int count) {
-        const ArenaScope scope(arena);  // side keeps the call's scratch until it ends
-        SideStream side(op, dispatcher->num_sms());
-        Context product = side.op();
+      const auto beside = [&](int count) {
+        const ArenaScope scope(arena);  // the call's scratch is kept until it ends
+        CallStream stream(op, dispatcher->num_sms());
+        Context product = stream.beside();
         product.arena = probe.op().arena;  // which takes the scratch of a product back before join()
         for (int i = 0; i < count; ++i) probe.product(product);
-        call();
-        side.join();
-      });
+        call(stream.begin());
+        stream.join();
+      };
+      cost += 0.5 * probe.overlap_cost([&] { call(op); }, beside);
     }
     dispatcher->check();
   };

@@ -1,15 +1,15 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
-#include "ops/kit/side_stream.h"
+#include "ops/kit/call_stream.h"
 #include "tests/ops/parity.h"
 
 namespace tessera {
 namespace {
 
-using SideStreamCuda = ParityTest;
+using CallStreamCuda = ParityTest;
 
 // Each part takes so long that the others would run ahead if they did not wait.
-TEST_F(SideStreamCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
+TEST_F(CallStreamCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
   const Shape shape{2048, 2048};
   const Tensor x = random(shape, DType::kBFloat16), w = random(shape, DType::kBFloat16);
   const Tensor before = poisoned(shape, DType::kBFloat16), aside = poisoned(shape, DType::kBFloat16),
@@ -20,9 +20,9 @@ TEST_F(SideStreamCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
                      meanwhiles = side(meanwhile), afters = side(after);
         as_graph(side, {before, aside, meanwhile, after}, [&] {
           for (int i = 0; i < 20; ++i) copy(side.op, i % 2 == 0 ? ws : xs, befores);
-          SideStream stream(side.op, 24);
-          for (int i = 0; i < 20; ++i) add(stream.op(), befores, i % 2 == 0 ? xs : ws, asides);
-          for (int i = 0; i < 5; ++i) add(side.op, befores, befores, meanwhiles);
+          CallStream stream(side.op, 24);
+          for (int i = 0; i < 20; ++i) add(stream.beside(), befores, i % 2 == 0 ? xs : ws, asides);
+          for (int i = 0; i < 5; ++i) add(stream.begin(), befores, befores, meanwhiles);
           stream.join();
           add(side.op, asides, meanwhiles, afters);
         });
@@ -31,16 +31,16 @@ TEST_F(SideStreamCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
 }
 
 // The products run on fewer SMs, and with separate scratch.
-TEST_F(SideStreamCuda, ProductsAreTheSame) {
+TEST_F(CallStreamCuda, ProductsAreTheSame) {
   constexpr std::int64_t kRows = 2000, kDim = 512;
   const Tensor x = random({kRows, kDim}, DType::kBFloat16), w = random({kDim, kDim}, DType::kBFloat16);
   const Tensor aside = poisoned({kRows, kDim}, DType::kBFloat16), meanwhile = poisoned({kRows, kDim}, DType::kBFloat16);
   expect_close(
       [&](const Side& side) {
         const Tensor xs = side(x), ws = side(w), asides = side(aside), meanwhiles = side(meanwhile);
-        SideStream stream(side.op, 24);
-        for (int i = 0; i < 3; ++i) linear_forward(stream.op(), xs, ws, asides);
-        for (int i = 0; i < 3; ++i) linear_forward(side.op, xs, ws, meanwhiles);
+        CallStream stream(side.op, 24);
+        for (int i = 0; i < 3; ++i) linear_forward(stream.beside(), xs, ws, asides);
+        for (int i = 0; i < 3; ++i) linear_forward(stream.begin(), xs, ws, meanwhiles);
         stream.join();
       },
       {aside, meanwhile});

@@ -1,0 +1,42 @@
+// The streams of a dispatcher's calls (ep/dispatcher.h) and of operators that run at the same time.
+#pragma once
+
+#include <optional>
+
+#include "ops/runtime/context.h"
+#include "ops/runtime/runtime.h"
+
+namespace tessera {
+
+/// Runs a call beside operators of the main stream.
+///
+///   CallStream call(op, num_sms);
+///   others(call.beside(), ...);  // follow all that ran on `op` before
+///   some(call.begin(), ...);     // follows the same, and runs at the same time
+///   call.join();                 // what runs on `op` from here on follows both
+///
+/// Neither may read or overwrite what the other writes. Until join(), the arena takes no memory back if something runs
+/// beside. On a CPU, each operator runs when it is called.
+///
+/// The main stream has none of both. So another pass may go on there before join() is called (ep/turns.h).
+class CallStream {
+ public:
+  /// `num_sms` is the number of SMs that the operators beside the call leave for it. With 0 nothing may run beside it.
+  /// If `forks` is false, or `op` is on the calls' stream itself, the call runs on `op`.
+  explicit CallStream(const Context& op, int num_sms = 0, bool forks = true);
+
+  /// Returns the context of the operators that run beside the call.
+  const Context& beside() const { return beside_; }
+  /// Makes the call's stream wait for what ran before the construction. Returns the context of the call.
+  const Context& begin();
+  /// Makes the main stream wait for both.
+  void join();
+
+ private:
+  Context beside_, call_;
+  const cuda::Stream* main_ = nullptr;  // null: the call runs on it
+  cuda::Fence before_;
+  std::optional<ArenaHold> hold_;
+};
+
+}  // namespace tessera
