@@ -11,8 +11,8 @@
 //
 // Tensors in GPU memory move through NCCL once use_gpu() has connected the ranks' GPUs. An operation begins when the
 // computation's stream has produced its operands. Work that is put on that stream after wait() runs when the operation
-// is complete. The host does not wait. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks, except
-// in reduce_scatter_as_bfloat16().
+// is complete. For experts' traffic, that is the stream of the dispatcher's calls. The host does not wait. NCCL chooses
+// the order of a sum, and rounds bfloat16 between the ranks, except in reduce_scatter_as_bfloat16().
 #pragma once
 
 #include <algorithm>

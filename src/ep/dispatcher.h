@@ -197,9 +197,9 @@ class Dispatcher {
                       const std::function<void(std::int64_t round)>& run) const;
   /// Lets another pass compute while what this call has sent is on its way. A backend that waits calls it before it
   /// waits for the most bytes. Otherwise a call gives way at its end. Calls of later rounds do not give way, since not
-  /// all ranks of other groups make them.
+  /// all ranks of other groups make them. Over several domains the exchange gives way, whose transfers take longest.
   void give_way(const DispatchSaved& saved) {
-    if (turns_ != nullptr && saved.round == 0) turns_->give_way();
+    if (turns_ != nullptr && saved.round == 0 && saved.exchange == nullptr) turns_->give_way();
   }
   int num_ranks() const { return num_ranks_; }
   std::int64_t num_local_experts() const { return options_.num_experts / num_ranks_; }

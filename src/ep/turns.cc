@@ -84,6 +84,20 @@ void Turns::pause() {
   if (hooks_.resume) hooks_.resume(pass);
 }
 
+void Turns::pause_at_end() noexcept {
+  const int pass = running_;
+  const auto call = [&](const std::function<void(int)>& hook) {
+    try {
+      if (hook) hook(pass);
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+    }
+  };
+  call(hooks_.pause);
+  switch_over();
+  call(hooks_.resume);
+}
+
 void Turns::let_other_run() {
   pause();
   if (error_) throw OtherFailed();
@@ -104,7 +118,7 @@ void Turns::enter() {
 void Turns::leave(bool succeeds) {
   if (!is_active_) return;
   if (--own().num_calls > 0) return;
-  if (succeeds && other().state == State::kAtCall) pause();
+  if (succeeds && other().state == State::kAtCall) pause_at_end();
 }
 
 void Turns::give_way() {

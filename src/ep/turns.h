@@ -13,7 +13,7 @@
 // last call of the first round: they are made before it ends, and do not give way.
 //
 // On a GPU the threads only put work on streams. What the passes compute is on one stream, in the order of their turns.
-// Calls are on another one (ops/kit/call_stream.h), beside what the other pass computes.
+// Calls and what a pass itself runs beside them are on others (ops/kit/call_stream.h), beside the other pass's work.
 #pragma once
 
 #include <array>
@@ -38,8 +38,8 @@ class Turns {
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
 
-  /// Runs both passes to their ends. `first` begins, on the calling thread. If one throws, the other throws at its next
-  /// turn, and the first exception is rethrown when both have ended.
+  /// Runs both passes to their ends. `first` begins, on the calling thread. If one throws, or a hook does, the other
+  /// throws at its next turn, and the first exception is rethrown when both have ended.
   void run(const Body& first, const Body& second, Hooks hooks = {});
 
   // The running pass calls the functions below. They do nothing outside run().
@@ -86,6 +86,8 @@ class Turns {
   void pause();
   /// Pauses, and throws if the other pass has failed.
   void let_other_run();
+  /// Pauses without throwing. A hook's exception is kept as the first failure.
+  void pause_at_end() noexcept;
   /// Runs a pass to its end, unless the other one has failed.
   void run_pass(const Body& body);
   /// Runs the second passes of all run().

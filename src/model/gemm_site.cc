@@ -242,6 +242,11 @@ void GroupedSite::wgrad(const LayerContext& context, const GemmOperand& d_y, con
   multiply_wgrad(context, d_y, x, offsets_E1);
 }
 
+void GemmSite::clear_unassigned(const LayerContext& context) const {
+  if (context.op.measuring() || context.gradients->gradient_write(id_) == Write::kAccumulate) return;
+  set_zero(context.op, context.gradient(id_));
+}
+
 Tensor DeferredWgrads::keep(const LayerContext& context, const Tensor& tensor) const {
   if (!tensor.defined() || context.saved_arena->contains(tensor) || arena_->contains(tensor)) return tensor;
   const Tensor copied = arena_->allocate(tensor.shape(), tensor.dtype());

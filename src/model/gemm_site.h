@@ -51,6 +51,8 @@ class GemmSite {
   InputForms product_forms(const LayerContext& context) const;
   /// Returns the forms of the output's gradient that dgrad and wgrad read.
   OperandForms gradient_forms(const LayerContext& context) const;
+  /// Sets the weight's gradient to 0 if the next product would assign it. All products of the step then add to it.
+  void clear_unassigned(const LayerContext& context) const;
   /// Returns the multiple at which groups of rows must begin for wgrad.
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
 

@@ -139,8 +139,11 @@ void Moe::run_beside(const LayerContext& context, const Beside& beside, Transfer
   if (num_sms > 0) beside(context.with_op(stream.beside()));
   const ArenaScope scope(*context.op.arena);  // ends after the join: until then the arena takes nothing back
   std::optional<Turns::Call> own_call;
-  (call != nullptr ? *call : own_call).emplace(dispatcher.turns());
-  transfer(stream.begin());
+  std::optional<Turns::Call>& turn = call != nullptr ? *call : own_call;
+  const bool goes_on = turn.has_value();
+  if (!goes_on) turn.emplace(dispatcher.turns());
+  // What ran on the main stream just now may have used the memory that the transfer gets.
+  transfer(stream.begin(goes_on && (!beside || num_sms > 0)));
   stream.join();
 }
 
@@ -160,8 +163,10 @@ void Moe::experts_forward(const LayerContext& context, const GemmOperand& y, con
                        keeps ? rows.x_RD : dispatcher.rows_in_window(op, rows.dispatch));
   {
     const ArenaScope side_scope(*op.arena);  // of what runs beside it
-    run_beside(context, first.beside_first_call,
-               [&](const Context& call) { dispatcher.dispatch(call, y, rows.dispatch, x_RD); });
+    run_beside(
+        context, first.beside_first_call,
+        [&](const Context& call) { dispatcher.dispatch(call, y, rows.dispatch, x_RD); }, first.first_call);
+    if (first.first_call != nullptr) first.first_call->reset();
   }
   w13_.forward(context, x_RD, offsets_e1, rows.h_R2F);
   if (!out.defined()) return;
@@ -188,8 +193,11 @@ void Moe::experts_backward(const LayerContext& context, const Gradients& tokens,
   // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
   const GemmOperand d_out_RD = allocate_operand(context, rows_shape, w2_.gradient_forms(context),
                                                 dispatcher.gradients_in_window(op, rows.dispatch));
-  run_beside(context, first.beside_first_call,
-             [&](const Context& call) { dispatcher.combine_backward(call, tokens.d_out, rows.dispatch, d_out_RD); });
+  run_beside(
+      context, first.beside_first_call,
+      [&](const Context& call) { dispatcher.combine_backward(call, tokens.d_out, rows.dispatch, d_out_RD); },
+      first.first_call);
+  if (first.first_call != nullptr) first.first_call->reset();
   const Tensor d_a_RF = context.allocate({rows_shape[0], context.config().moe_inter_dim});
   w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
   // In plain form, d_h overwrites h, and the activations overwrite d_a.
@@ -249,34 +257,39 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   DomainExchange* exchange = dispatcher.exchange();
   GemmOperand tokens = y_tD;
   Tensor routed = routed_tD;
-  std::optional<Turns::Call> last_call;
+  std::optional<Turns::Call> first_call, last_call;
   if (exchange == nullptr) {
-    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, {shared_inputs, shared_outputs, &last_call});
+    experts_forward(context, tokens, saved.rows, routed, Write::kAssign,
+                    {.beside_first_call = shared_inputs, .beside_last_call = shared_outputs, .last_call = &last_call});
   } else {
     tokens = saved.crossed.defined() ? saved.crossed
                                      : exchange->allocate_tokens(op, dispatch, dispatcher.options().dispatch_forward);
     if (has_outputs) routed = context.allocate({dispatch.num_tokens(), y_tD.dim(1)});
     {
       const ArenaScope side_scope(*op.arena);  // of what runs beside it
-      run_beside(context, shared_inputs,
-                 [&](const Context& call) { exchange->dispatch(call, y_tD, dispatch, tokens); });
+      run_beside(
+          context, shared_inputs, [&](const Context& call) { exchange->dispatch(call, y_tD, dispatch, tokens); },
+          &first_call);
     }
-    experts_forward(context, tokens, saved.rows, routed, Write::kAssign, {.last_call = &last_call});
+    experts_forward(context, tokens, saved.rows, routed, Write::kAssign,
+                    {.first_call = &first_call, .last_call = &last_call});
   }
   if (!has_outputs) return;
   for_later_rounds(context, dispatch, [&](const LayerContext& of_round, const ExpertRows& round_rows) {
     experts_forward(of_round, tokens, round_rows, routed, Write::kAccumulate, {});
   });
-  last_call.reset();
   if (exchange != nullptr) {
-    run_beside(context, shared_outputs,
-               [&](const Context& call) { exchange->combine(call, routed, dispatch, routed_tD, Write::kAssign); });
+    run_beside(
+        context, shared_outputs,
+        [&](const Context& call) { exchange->combine(call, routed, dispatch, routed_tD, Write::kAssign); }, &last_call);
   }
+  last_call.reset();
   if (sums.later_rounds_1.defined()) dispatcher.add_later_rounds(op, dispatch, sums.later_rounds_1);
 }
 
 Moe::Gradients Moe::cross_backward(const LayerContext& context, const Tensor& y_tD, const Tensor& d_out_tD,
-                                   const MoeSaved& saved, const Beside& beside) const {
+                                   const MoeSaved& saved, const Beside& beside,
+                                   std::optional<Turns::Call>* call) const {
   const Context& op = context.op;
   const DispatchSaved& dispatch = saved.rows.dispatch;
   const DispatchOptions& options = context.model->dispatcher->options();
@@ -289,10 +302,11 @@ Moe::Gradients Moe::cross_backward(const LayerContext& context, const Tensor& y_
       .d_out = exchange.allocate_tokens(op, dispatch, options.combine_backward),
       .d_y = context.allocate({dispatch.num_tokens(), options.dim}),
       .d_weights = context.allocate({dispatch.num_tokens(), options.top_k}, DType::kFloat32)};
-  run_beside(context, beside, [&](const Context& call) {
-    exchange.combine_backward(call, d_out_tD, dispatch, tokens.d_out);
-    if (!keeps_rows) exchange.dispatch_again(call, y_tD, dispatch, tokens.y);
-  });
+  const auto cross = [&](const Context& on_call) {
+    exchange.combine_backward(on_call, d_out_tD, dispatch, tokens.d_out);
+    if (!keeps_rows) exchange.dispatch_again(on_call, y_tD, dispatch, tokens.y);
+  };
+  run_beside(context, beside, cross, call);
   return tokens;
 }
 
@@ -321,13 +335,18 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     const Write write = shared_ ? Write::kAccumulate : Write::kAssign;
     DomainExchange* exchange = context.model->dispatcher->exchange();
     Gradients tokens{.y = y_tD, .d_out = d_out_tD, .d_y = d_y_tD, .d_weights = d_weights_tK};
-    std::optional<Turns::Call> last_call;
+    std::optional<Turns::Call> first_call, last_call;
     if (exchange == nullptr) {
-      experts_backward(context, tokens, saved.rows, write, {shared_inputs, shared_weights, &last_call});
+      experts_backward(
+          context, tokens, saved.rows, write,
+          {.beside_first_call = shared_inputs, .beside_last_call = shared_weights, .last_call = &last_call});
     } else {
-      tokens = cross_backward(context, y_tD, d_out_tD, saved, shared_inputs);
-      experts_backward(context, tokens, saved.rows, Write::kAssign, {.last_call = &last_call});
+      tokens = cross_backward(context, y_tD, d_out_tD, saved, shared_inputs, &first_call);
+      experts_backward(context, tokens, saved.rows, Write::kAssign,
+                       {.first_call = &first_call, .last_call = &last_call});
     }
+    // The first round's product may be deferred. Then a later round, which a graph repeats any number of times, adds.
+    if (context.deferred != nullptr && context.model->dispatcher->has_rounds()) w13_.clear_unassigned(context);
     for_later_rounds(context, dispatch, [&](const LayerContext& of_round, ExpertRows round_rows) {
       // Rows stay in the window until they have been read: no other dispatch comes in between.
       round_rows.x_RD =
@@ -339,12 +358,15 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
       experts_backward(of_round, of_tokens, round_rows, Write::kAccumulate, {});
       add(of_round.op, tokens.d_weights, of_tokens.d_weights, tokens.d_weights);
     });
-    last_call.reset();
     if (exchange != nullptr) {
-      run_beside(context, shared_weights, [&](const Context& call) {
-        exchange->dispatch_backward(call, tokens.d_y, tokens.d_weights, dispatch, d_y_tD, write, d_weights_tK);
-      });
+      run_beside(
+          context, shared_weights,
+          [&](const Context& call) {
+            exchange->dispatch_backward(call, tokens.d_y, tokens.d_weights, dispatch, d_y_tD, write, d_weights_tK);
+          },
+          &last_call);
     }
+    last_call.reset();
   }
 
   const Tensor d_logits_tE = context.allocate({num_tokens, config.num_experts}, DType::kFloat32);

@@ -72,14 +72,15 @@ class Moe {
   template <typename Body>
   void for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const;
   /// Calls transfer(op) while `beside` runs. If `call` is not null, the call ends when it is reset, for passes that run
-  /// in turns. Later rounds belong to it until then.
+  /// in turns. Later rounds belong to it until then. If `call` has not ended, the transfer goes on with it.
   template <typename Transfer>
   void run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer,
                   std::optional<Turns::Call>* call = nullptr) const;
   /// What the first round gets besides its operands.
   struct FirstRound {
     Beside beside_first_call = {}, beside_last_call = {};
-    std::optional<Turns::Call>* last_call = nullptr;  // as in run_beside
+    // As in run_beside. The first one may have begun with the tokens of other domains, and ends.
+    std::optional<Turns::Call>*first_call = nullptr, *last_call = nullptr;
   };
   /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to `out`, if that is
   /// defined.
@@ -89,9 +90,10 @@ class Moe {
   /// dispatch_backward does.
   void experts_backward(const LayerContext& context, const Gradients& tokens, const ExpertRows& rows, Write write,
                         const FirstRound& first) const;
-  /// Allocates the tokens of a backward that came from other domains, and sends this rank's y_tD and d_out_tD.
+  /// Allocates the tokens of a backward that came from other domains, and sends this rank's y_tD and d_out_tD. `call`
+  /// is as in run_beside.
   Gradients cross_backward(const LayerContext& context, const Tensor& y_tD, const Tensor& d_out_tD,
-                           const MoeSaved& saved, const Beside& beside) const;
+                           const MoeSaved& saved, const Beside& beside, std::optional<Turns::Call>* call) const;
   /// Tells the record, while the result lives, which dims are the experts' rows.
   StepRecord::Rows recorded_rows(const LayerContext& context, const DispatchSaved& dispatch) const;
   RouterOptions router_options(const LayerContext& context) const;

@@ -39,8 +39,9 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   options.keep_quantized = config.quantize.keep_weights;
   // Between GPUs of one domain, tokens move so fast that passes in turns take longer (docs/performance.md).
   const bool is_slow = device == Device::kCpu || mesh->degrees.num_ep_domains() > 1;
-  const bool is_wanted = parallelism.expert_parallel_overlap ||
-                         (is_pipeline && is_slow && parallelism.pipeline_parallel_expert_parallel_overlap);
+  const bool is_wanted = is_pipeline ? parallelism.pipeline_parallel_expert_parallel_overlap &&
+                                           (is_slow || parallelism.expert_parallel_overlap)
+                                     : parallelism.expert_parallel_overlap;
   options.pairs_passes = is_wanted && mesh->ep.size() > 1 && pairs_passes(schedule, mesh->pp.rank());
   const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
   for (std::size_t s = 0; s < stages.size(); ++s) {

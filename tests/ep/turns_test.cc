@@ -144,6 +144,21 @@ TEST_F(TwoPasses, AFailureEndsBoth) {
   EXPECT_THAT(notes_, ElementsAre("a0", "b0"));
 }
 
+// A call that ends lets the other pass begin its call. A hook that fails then must not throw out of a destructor.
+TEST_F(TwoPasses, AHookThatFailsEndsBoth) {
+  for (const bool at_pause : {true, false}) {
+    for (int num_good = 0; num_good < 5; ++num_good) {
+      int count = 0;
+      const auto fail_later = [&](int) {
+        if (count++ == num_good) throw std::runtime_error("a hook");
+      };
+      const Turns::Hooks hooks =
+          at_pause ? Turns::Hooks{.pause = fail_later, .resume = {}} : Turns::Hooks{.pause = {}, .resume = fail_later};
+      EXPECT_THROW(turns_.run(pass("a", 3), pass("b", 3), hooks), std::runtime_error) << at_pause << num_good;
+    }
+  }
+}
+
 TEST_F(TwoPasses, TheSecondIsNotBegunAfterAFailure) {
   EXPECT_THROW(turns_.run([] { throw std::runtime_error("at once"); }, pass("b", 0)), std::runtime_error);
   EXPECT_THAT(notes_, ElementsAre());

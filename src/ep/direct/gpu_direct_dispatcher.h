@@ -1,4 +1,4 @@
-// The direct dispatcher on GPUs. A call is one kernel on the computation's stream (direct_kernels.h). The kernel makes
+// The direct dispatcher on GPUs. A call is one kernel (direct_kernels.h) on the calls' stream. The kernel makes
 // the steps of protocol.h by itself, also as a part of a graph. The host waits for nothing.
 #pragma once
 

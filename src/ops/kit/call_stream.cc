@@ -15,21 +15,22 @@ CallStream::CallStream(const Context& op, int num_sms, bool forks) : beside_(op)
   beside_.cuda->stream().wait(before_);
 }
 
-const Context& CallStream::begin() {
-  if (main_ != nullptr) call_.cuda->stream().wait(before_);
+const Context& CallStream::begin(bool goes_on) {
+  if (main_ == nullptr) return call_;
+  // Recorded here, and not in join(): another pass may put operators on the same stream in between.
+  if (beside_.is_beside) beside_done_.record(beside_.cuda->stream());
+  if (!goes_on) call_.cuda->stream().wait(before_);
   return call_;
 }
 
 void CallStream::join() {
-  if (main_ != nullptr) {
-    for (const cuda::Stream* stream : {&call_.cuda->stream(), &beside_.cuda->stream()}) {
-      if (stream == main_) continue;  // nothing ran beside
-      cuda::Fence end;
-      end.record(*stream);
-      main_->wait(end);
-    }
-  }
   hold_.reset();
+  if (main_ == nullptr) return;
+  const cuda::Stream& call = call_.cuda->stream();
+  if (beside_.is_beside) call.wait(beside_done_);
+  cuda::Fence end;
+  end.record(call);
+  main_->wait(end);
 }
 
 }  // namespace tessera

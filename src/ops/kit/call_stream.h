@@ -18,7 +18,7 @@ namespace tessera {
 /// Neither may read or overwrite what the other writes. Until join(), the arena takes no memory back if something runs
 /// beside. On a CPU, each operator runs when it is called.
 ///
-/// The main stream has none of both. So another pass may go on there before join() is called (ep/turns.h).
+/// Neither is on the main stream. So another pass may go on there before join() is called (ep/turns.h).
 class CallStream {
  public:
   /// `num_sms` is the number of SMs that the operators beside the call leave for it. With 0 nothing may run beside it.
@@ -27,15 +27,18 @@ class CallStream {
 
   /// Returns the context of the operators that run beside the call.
   const Context& beside() const { return beside_; }
-  /// Makes the call's stream wait for what ran before the construction. Returns the context of the call.
-  const Context& begin();
-  /// Makes the main stream wait for both.
+  /// Makes the call's stream wait for what ran before the construction. Returns the context of the call. If it goes on
+  /// with the call before, it only follows that one and what ran beside it. Then it must not touch what this pass's
+  /// operators have used on the main stream since, nor their scratch memory. Must be called once, after all that runs
+  /// beside.
+  const Context& begin(bool goes_on = false);
+  /// Makes the main stream wait for both, and later calls for what ran beside.
   void join();
 
  private:
   Context beside_, call_;
   const cuda::Stream* main_ = nullptr;  // null: the call runs on it
-  cuda::Fence before_;
+  cuda::Fence before_, beside_done_;
   std::optional<ArenaHold> hold_;
 };
 

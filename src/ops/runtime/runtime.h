@@ -33,7 +33,7 @@ class FlightRecorder {
   std::size_t num_noted_ = 0;
 };
 
-/// There is one per thread that runs operators on the GPU. The constructor throws Error if there is no GPU.
+/// There is one per rank. One thread at a time uses it. The constructor throws Error if there is no GPU.
 ///
 /// Operators run on stream(). The calls of a dispatcher have a stream of their own, and operators that run beside a
 /// call have fewer SMs (ops/kit/call_stream.h). The runtimes for these are made by the functions below. They share the
