@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "ep/as_call.h"
 #include "ep/domain_exchange.h"
 #include "ep/host_numbers.h"
 #include "ep/rows.h"
@@ -135,14 +136,10 @@ void Dispatcher::for_later_rounds(const Context& op, const DispatchSaved& first,
 
 template <typename Body>
 void Dispatcher::as_call(const Context& op, const DispatchSaved& saved, Body&& body) {
-  const Turns::Call turn(turns_);
-  CallStream stream = call_stream(op);
-  {
-    const ArenaScope scope(*op.arena);
-    body(stream.begin());
+  ep::as_call(turns_, op, has_peers(), [&](const Context& call) {
+    body(call);
     give_way(saved);
-  }
-  stream.join();
+  });
 }
 
 void Dispatcher::add_later_rounds(const Context& op, const DispatchSaved& first, const Tensor& sum_1) const {

@@ -210,7 +210,7 @@ class Dispatcher {
 
  private:
   bool has_peers() const { return num_ranks_ * options_.num_domains > 1; }
-  /// Runs body(call) as a call, with the calls' context.
+  /// Runs body(call) as a call, with the calls' context. The call gives way at its end.
   template <typename Body>
   void as_call(const Context& op, const DispatchSaved& saved, Body&& body);
   /// Completes what a layer keeps of a round.

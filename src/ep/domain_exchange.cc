@@ -2,10 +2,10 @@
 
 #include <numeric>
 
+#include "ep/as_call.h"
 #include "ep/domain_plan.h"
 #include "ep/rows.h"
 #include "ops/elementwise/elementwise.h"
-#include "ops/kit/call_stream.h"
 #include "ops/kit/checks.h"
 #include "ops/routing/permute.h"
 
@@ -42,17 +42,6 @@ GemmOperand DomainExchange::allocate_tokens(const Context& op, const DispatchSav
   GemmOperand result = payload.plain;
   result.rows = payload.packed;
   return result;
-}
-
-template <typename Body>
-void DomainExchange::as_call(const Context& op, Body&& body) {
-  const Turns::Call turn(turns_);
-  CallStream stream(op);
-  {
-    const ArenaScope scope(*op.arena);
-    body(stream.begin());
-  }
-  stream.join();
 }
 
 Tensor DomainExchange::plan(const Context& op, const DispatchSaved& saved) {
@@ -125,7 +114,7 @@ void DomainExchange::dispatch(const Context& op, const GemmOperand& y_tD, const 
   const DomainExchangeSaved& crossing = *saved.exchange;
   const std::int64_t first_expert = across_.rank() * options_.num_experts / num_domains();
   ep::record_call(op, "dispatch", options_, num_ranks_, options_.dispatch_forward, crossing.chosen, saved.layer);
-  as_call(op, [&](const Context& of_call) {
+  ep::as_call(turns_, op, /*forks=*/true, [&](const Context& of_call) {
     const Tensor num_received_N = plan(of_call, saved);
     Work ids = to_domains(of_call, crossing.chosen.expert_ids_tK, crossing.within.expert_ids_tK, saved, "expert ids");
     Work weights = to_domains(of_call, crossing.chosen.weights_tK, crossing.within.weights_tK, saved, "weights");
@@ -142,7 +131,7 @@ void DomainExchange::send_tokens(const Context& op, const GemmOperand& y_tD, Pay
                                  const DispatchSaved& saved, const GemmOperand& y_MD, const char* call,
                                  std::string_view operation) {
   ep::record_call(op, call, options_, num_ranks_, precision, saved.exchange->chosen, saved.layer);
-  as_call(op, [&](const Context& of_call) {
+  ep::as_call(turns_, op, /*forks=*/true, [&](const Context& of_call) {
     std::array<Work, 2> tokens = start_tokens(of_call, y_tD, precision, saved, y_MD, operation);
     give_way();
     for (Work& part : tokens) part.wait();
@@ -178,7 +167,8 @@ void DomainExchange::combine(const Context& op, const Tensor& y_MD, const Dispat
                              Write write) {
   const TraceScope trace(op.trace, "ep.combine between domains");
   ep::record_call(op, "combine", options_, num_ranks_, PayloadPrecision::kDefault, saved.exchange->chosen, saved.layer);
-  as_call(op, [&](const Context& of_call) { return_sums(of_call, y_MD, saved, y_tD, write, "combine"); });
+  ep::as_call(turns_, op, /*forks=*/true,
+              [&](const Context& of_call) { return_sums(of_call, y_MD, saved, y_tD, write, "combine"); });
 }
 
 void DomainExchange::dispatch_backward(const Context& op, const Tensor& d_y_MD, const Tensor& d_weights_MK,
@@ -187,7 +177,7 @@ void DomainExchange::dispatch_backward(const Context& op, const Tensor& d_y_MD, 
   const TraceScope trace(op.trace, "ep.dispatch_backward between domains");
   ep::record_call(op, "dispatch_backward", options_, num_ranks_, PayloadPrecision::kDefault, saved.exchange->chosen,
                   saved.layer);
-  as_call(op, [&](const Context& of_call) {
+  ep::as_call(turns_, op, /*forks=*/true, [&](const Context& of_call) {
     const Tensor back = op.arena->allocate(d_weights_MK.shape(), DType::kFloat32);
     Work numbers;
     if (!op.measuring()) numbers = from_domains(d_weights_MK, back, saved, "weights' gradients");

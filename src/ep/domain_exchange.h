@@ -93,9 +93,6 @@ class DomainExchange {
   /// Sends the domains' sums x_MD to the ranks of their tokens. There they are added up and assigned or added to y_tD.
   void return_sums(const Context& op, const Tensor& x_MD, const DispatchSaved& saved, const Tensor& y_tD, Write write,
                    std::string_view operation);
-  /// Runs body(call) as a call of the dispatcher, with the calls' context.
-  template <typename Body>
-  void as_call(const Context& op, Body&& body);
   void give_way() {
     if (turns_ != nullptr) turns_->give_way();
   }

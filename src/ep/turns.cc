@@ -77,14 +77,7 @@ void Turns::switch_over() {
   changed_.wait(lock, [&] { return running_ == pass; });
 }
 
-void Turns::pause() {
-  const int pass = running_;
-  if (hooks_.pause) hooks_.pause(pass);
-  switch_over();
-  if (hooks_.resume) hooks_.resume(pass);
-}
-
-void Turns::pause_at_end() noexcept {
+void Turns::pause() noexcept {
   const int pass = running_;
   const auto call = [&](const std::function<void(int)>& hook) {
     try {
@@ -118,7 +111,7 @@ void Turns::enter() {
 void Turns::leave(bool succeeds) {
   if (!is_active_) return;
   if (--own().num_calls > 0) return;
-  if (succeeds && other().state == State::kAtCall) pause_at_end();
+  if (succeeds && other().state == State::kAtCall) pause();
 }
 
 void Turns::give_way() {

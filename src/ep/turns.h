@@ -82,12 +82,11 @@ class Turns {
   void leave(bool succeeds);
   /// Lets the other pass run, and returns when this one is to go on.
   void switch_over();
-  /// Does the same, and calls the hooks before and after it.
-  void pause();
+  /// Does the same, and calls the hooks before and after it. Keeps a hook's exception as the failure of the passes,
+  /// because a call that ends may not throw.
+  void pause() noexcept;
   /// Pauses, and throws if the other pass has failed.
   void let_other_run();
-  /// Pauses without throwing. A hook's exception is kept as the first failure.
-  void pause_at_end() noexcept;
   /// Runs a pass to its end, unless the other one has failed.
   void run_pass(const Body& body);
   /// Runs the second passes of all run().

@@ -168,6 +168,11 @@ void GemmSite::compute_wgrad(const LayerContext& context, const GemmOperand& d_y
   add(unrecorded, Write::kAccumulate);
 }
 
+void GemmSite::clear_unassigned(const LayerContext& context) const {
+  if (context.op.measuring() || context.gradients->gradient_write(id_) == Write::kAccumulate) return;
+  set_zero(context.op, context.gradient(id_));
+}
+
 bool LinearSite::gathers(const LayerContext& context) const {
   return sharding_ == Sharding::kColumn && are_sharded(context, tokens_);
 }
@@ -240,11 +245,6 @@ void GroupedSite::dgrad(const LayerContext& context, const GemmOperand& d_y, con
 void GroupedSite::wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
                         const Tensor& offsets_E1) const {
   multiply_wgrad(context, d_y, x, offsets_E1);
-}
-
-void GemmSite::clear_unassigned(const LayerContext& context) const {
-  if (context.op.measuring() || context.gradients->gradient_write(id_) == Write::kAccumulate) return;
-  set_zero(context.op, context.gradient(id_));
 }
 
 Tensor DeferredWgrads::keep(const LayerContext& context, const Tensor& tensor) const {

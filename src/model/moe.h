@@ -79,7 +79,8 @@ class Moe {
   /// What the first round gets besides its operands.
   struct FirstRound {
     Beside beside_first_call = {}, beside_last_call = {};
-    // As in run_beside. The first one may have begun with the tokens of other domains, and ends.
+    // run_beside gets these. If other domains' tokens have crossed, first_call is theirs, and goes on. It is reset when
+    // the first call has ended.
     std::optional<Turns::Call>*first_call = nullptr, *last_call = nullptr;
   };
   /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to `out`, if that is

@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"tp2_ep4_of_2x2_direct", 4, {.tp = 2, .ep = 4, .ep_domain = 2}, 1, kDirect},
         MeshCase{"tp2_ep2_in_turns_direct", 2, {.tp = 2, .ep = 2}, 4, kOverlap + kDirect},
         MeshCase{"pp2_ep2_dualpipev", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kOverlap},
-        // Of the first micro-batches some have a later round, and some have not.
+        // A layer's first dispatch of a step takes a later round in some steps, and none in others.
         MeshCase{"pp2_ep2_zbv_some_rounds_direct",
                  4,
                  {.pp = 2, .ep = 2},
