@@ -317,6 +317,13 @@ std::vector<Range> even_ranges(std::int64_t count, std::size_t number_size, int 
   return ranges;
 }
 
+/// Returns the bytes of an index of x's first dim.
+std::size_t row_bytes(const Tensor& x) {
+  std::int64_t count = 1;
+  for (int i = 1; i < x.num_dims(); ++i) count *= x.dim(i);
+  return static_cast<std::size_t>(count) * size_of(x.dtype());
+}
+
 void copy(const std::byte* from, std::size_t num_bytes, std::byte* to) {
   if (from != to && num_bytes > 0) std::memcpy(to, from, num_bytes);
 }
@@ -559,38 +566,67 @@ Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> 
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() && in_rows.size() == ranks &&
                 out_rows.size() == ranks && in_rows[own] == out_rows[own]);
   if (in.device() == Device::kMeta) return note("all_to_all", in.num_bytes());
-  const auto row_bytes = [](const Tensor& x) {
-    std::int64_t count = 1;
-    for (int i = 1; i < x.num_dims(); ++i) count *= x.dim(i);
-    return static_cast<std::size_t>(count) * size_of(x.dtype());
-  };
   const std::size_t row = row_bytes(in);
   TESSERA_CHECK(row == row_bytes(out), "{} {}", in.shape().to_string(), out.shape().to_string());
-  const auto first_row = [](std::span<const std::int64_t> rows, std::size_t peer) {
-    return static_cast<std::size_t>(
-        std::accumulate(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(peer), std::int64_t{0}));
-  };
-  const auto in_part = [&](std::size_t peer) { return bytes_of(in) + first_row(in_rows, peer) * row; };
-  const auto out_part = [&](std::size_t peer) { return bytes_of(out) + first_row(out_rows, peer) * row; };
-  TESSERA_CHECK(static_cast<std::int64_t>(first_row(in_rows, ranks)) <= in.dim(0) &&
-                    static_cast<std::int64_t>(first_row(out_rows, ranks)) <= out.dim(0),
+  TESSERA_CHECK(std::accumulate(in_rows.begin(), in_rows.end(), std::int64_t{0}) <= in.dim(0) &&
+                    std::accumulate(out_rows.begin(), out_rows.end(), std::int64_t{0}) <= out.dim(0),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
   if (on_gpu(in)) {
     record({.kind = FlightKind::kAllToAll, .bytes = in.num_bytes(), .on_gpu = true});
     return work_of(gpu_->all_to_all_v(in, in_rows, out, out_rows, row, title("all-to-all", name)));
   }
-  copy(in_part(own), static_cast<std::size_t>(in_rows[own]) * row, out_part(own));
+  const auto parts = [&](const Tensor& x, std::span<const std::int64_t> rows) {
+    std::vector<std::span<std::byte>> result;
+    std::byte* begin = bytes_of(x);
+    for (const std::int64_t count : rows) {
+      result.emplace_back(begin, static_cast<std::size_t>(count) * row);
+      begin += result.back().size();
+    }
+    return result;
+  };
+  return start_all_to_all(parts(in, in_rows), parts(out, out_rows), in.num_bytes(), name);
+}
+
+Work ProcessGroup::all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out,
+                                      const Tensor& num_received_P, std::string_view name) {
+  TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() && in.shape() == out.shape() &&
+                    in.dim(0) % size() == 0,
+                "{} {} for {} ranks", in.shape().to_string(), out.shape().to_string(), size());
+  for (const Tensor& counts : {num_sent_P, num_received_P}) {
+    TESSERA_CHECK(counts.dtype() == DType::kInt32 && counts.num_elements() == size());
+  }
+  if (in.device() == Device::kMeta || on_gpu(in)) return all_to_all(in, out, name);
+  const std::int64_t part_rows = in.dim(0) / size();
+  const auto parts = [&](const Tensor& x, const Tensor& counts) {
+    std::vector<std::span<std::byte>> result;
+    for (int peer = 0; peer < size(); ++peer) {
+      const std::int64_t count = counts.data<std::int32_t>()[peer];
+      TESSERA_CHECK(0 <= count && count <= part_rows, "{} of {} rows", count, part_rows);
+      result.push_back({bytes_of(x) + static_cast<std::size_t>(peer * part_rows) * row_bytes(x),
+                        static_cast<std::size_t>(count) * row_bytes(x)});
+    }
+    return result;
+  };
+  return start_all_to_all(parts(in, num_sent_P), parts(out, num_received_P), in.num_bytes(), name);
+}
+
+Work ProcessGroup::start_all_to_all(const std::vector<std::span<std::byte>>& in_P,
+                                    const std::vector<std::span<std::byte>>& out_P, std::size_t num_bytes,
+                                    std::string_view name) {
+  const auto own = static_cast<std::size_t>(rank());
+  TESSERA_CHECK(in_P[own].size() == out_P[own].size(), "{} {}", in_P[own].size(), out_P[own].size());
+  copy(in_P[own].data(), in_P[own].size(), out_P[own].data());
   if (size() == 1) return {};
   auto exchange = std::make_shared<Exchange>(title("all-to-all", name), *transport_);
   const int tag = next_tag();
-  for (std::size_t peer = 0; peer < ranks; ++peer) {
-    if (peer == own) continue;
-    const std::size_t sent = static_cast<std::size_t>(in_rows[peer]) * row,
-                      received = static_cast<std::size_t>(out_rows[peer]) * row;
-    if (sent > 0) exchange->messages.send(in_part(peer), sent, static_cast<int>(peer), tag);
-    if (received > 0) exchange->messages.receive(out_part(peer), received, static_cast<int>(peer), tag);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const std::span<std::byte> sent = in_P[static_cast<std::size_t>(peer)];
+    const std::span<std::byte> received = out_P[static_cast<std::size_t>(peer)];
+    if (!sent.empty()) exchange->messages.send(sent.data(), sent.size(), peer, tag);
+    if (!received.empty()) exchange->messages.receive(received.data(), received.size(), peer, tag);
   }
-  return start(std::move(exchange), {.kind = FlightKind::kAllToAll, .bytes = in.num_bytes()});
+  return start(std::move(exchange), {.kind = FlightKind::kAllToAll, .bytes = num_bytes});
 }
 
 Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {

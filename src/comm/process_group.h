@@ -91,6 +91,12 @@ class ProcessGroup {
   /// receives out_rows[r] rows from it.
   Work all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                     std::span<const std::int64_t> out_rows, std::string_view name);
+  /// Makes an all-to-all in which a rank knows on the tensors' device how many rows it sends. `in` and `out` have equal
+  /// parts, one per rank. The first num_sent_P[r] rows (int32, [size]) of part r of `in` go to the beginning of the own
+  /// part of rank r's `out`. num_received_P has what the other ranks send. CPUs send no other rows. GPUs send whole
+  /// parts.
+  Work all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out, const Tensor& num_received_P,
+                          std::string_view name);
   /// Copies x of rank `root` to x of all ranks.
   Work broadcast(const Tensor& x, int root, std::string_view name);
   /// The largest tag of a message. Tags begin at 0. Messages with the same tag arrive in the order in which they were
@@ -167,6 +173,9 @@ class ProcessGroup {
   Work start(std::shared_ptr<Operation> operation, const FlightRecorder::NewEvent& event);
   /// Starts to sum numbers of type `sent` in memory of the CPU, into this rank's part, `out`.
   Work start_reduce_scatter(std::span<std::byte> in, DType sent, const Tensor& out, Write write, std::string_view name);
+  /// Starts an all-to-all on CPUs, of the bytes for each rank and of it.
+  Work start_all_to_all(const std::vector<std::span<std::byte>>& in_P, const std::vector<std::span<std::byte>>& out_P,
+                        std::size_t num_bytes, std::string_view name);
   bool on_gpu(const Tensor& x) const;
   struct OpenLink {
     int peer;

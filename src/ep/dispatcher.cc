@@ -34,14 +34,7 @@ Dispatcher::Dispatcher(const DispatchOptions& options, int num_ranks) : options_
 
 Dispatcher::~Dispatcher() = default;
 
-void Dispatcher::allocate() {
-  do_allocate();
-  if (exchange_ != nullptr) exchange_->allocate();
-}
-
-bool Dispatcher::waits_for_gpu() const {
-  return calls_wait_for_gpu() || (exchange_ != nullptr && exchange_->waits_for_gpu());
-}
+void Dispatcher::allocate() { do_allocate(); }
 
 void Dispatcher::set_turns(Turns* turns) {
   turns_ = turns;

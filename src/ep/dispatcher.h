@@ -113,8 +113,8 @@ class Dispatcher {
   /// Returns the number of SMs that a call takes, while the others are free for other work. 0 means that a call takes
   /// all of them for a short time.
   virtual int num_sms() const { return 0; }
-  /// Returns whether calls of this or of its exchange wait for the GPU, and so cannot be parts of a graph.
-  bool waits_for_gpu() const;
+  /// Returns whether calls wait for the GPU, and so cannot be parts of a graph.
+  virtual bool waits_for_gpu() const { return false; }
   /// Returns whether a load may exceed the room, and takes rounds then.
   bool has_rounds() const { return options_.capacity_factor > 0.0 && has_peers(); }
   /// Returns the stream on which a caller may run a call beside other operators. If there are no other ranks, a call
@@ -216,7 +216,6 @@ class Dispatcher {
   /// Completes what a layer keeps of a round.
   DispatchSaved allocate_round(const Context& op, DispatchSaved saved) const;
   virtual void do_allocate() {}
-  virtual bool calls_wait_for_gpu() const { return false; }
   /// Returns the number of rounds that the last dispatch has found.
   virtual std::int64_t found_rounds(const Context& op, const DispatchSaved& first) const;
   // The functions below are the backend's part of each call, after the operands were checked. They are also called when

@@ -6,37 +6,30 @@
 // the ranks of its experts. For that dispatcher, a rank has the M = N·t tokens that came, and there are E/N experts.
 // Sums come back the same way.
 //
-// The device computes which tokens go where (ep/domain_plan.h). Expert ids and weights cross with their tokens. The
-// tokens that came lie one domain behind the other, and the rest of the M tokens have no expert.
+// The device computes which tokens go where (ep/domain_plan.h). Expert ids and weights cross with their tokens. What is
+// sent has a part of t places per domain, and what comes has one, too. Tokens lie at the beginning of their part, and
+// the other places have no expert. So all sizes are fixed, the host waits for no numbers, and a step can be a graph.
 //
 // Tokens cross before the first round of a layer, and sums after the last (ep/dispatcher.h). The ranks of one domain
 // agree on its rounds, and other domains need not have as many.
 //
-// Two domains send each other all tokens. Most must cross anyway: with experts chosen uniformly, all but 2^-K. Then
-// nobody waits for numbers, and a step can be a graph. Ranks of more domains tell each other how many tokens come. The
-// host waits for these numbers, of which there are 2N, and then starts the all-to-alls.
+// The places without a token do not cross on CPUs, nor on GPUs where NCCL can send what the device has counted
+// (ProcessGroup::all_to_all_counted). Elsewhere they do. Two domains always send each other whole parts: with experts
+// chosen uniformly, all but 2^-K of the tokens must cross anyway.
 #pragma once
 
 #include "comm/process_group.h"
 #include "ep/dispatcher.h"
-#include "ep/host_numbers.h"
+#include "ep/domain_plan.h"
 
 namespace tessera {
 
 /// Holds what a layer keeps of its tokens' crossing. All tensors but those of the routings are int32.
 struct DomainExchangeSaved {
-  TokenRouting chosen;  // of this rank's t tokens, by the router
-  TokenRouting within;  // of the M tokens that came: the ids are those of the domain's experts, or kNoExpert
-  /// This rank's tokens in the order in which they are sent, domain by domain. An entry is token · N + domain.
-  Tensor entry_of_sent_M;
-  /// sent_of_token: place of a token among those sent to a domain; M if it is not sent there. number_of_slot: place of
-  /// a choice's number among the numbers, K per token, that come back.
-  Tensor sent_of_token_tN, number_of_slot_tK;
-  /// Numbers of tokens to each domain and from it, on the host.
-  struct Counts {
-    std::vector<std::int64_t> num_sent_N, num_received_N;
-  };
-  std::shared_ptr<Counts> counts;
+  TokenRouting chosen;    // of this rank's t tokens, by the router
+  TokenRouting within;    // of the M tokens that came: the ids are those of the domain's experts, or kNoExpert
+  Crossing plan;          // of the t tokens
+  Tensor num_received_N;  // the tokens that each domain sends here
 };
 
 /// Its calls are named like those of the dispatcher that they belong to. All ranks make them in the same order. Shapes:
@@ -50,8 +43,6 @@ class DomainExchange {
 
   /// Returns the options of the dispatcher within a domain.
   DispatchOptions options_within() const;
-  void allocate() { for_host_.allocate(options_.device, 2 * num_domains()); }
-  bool waits_for_gpu() const { return options_.device == Device::kCuda && !sends_all(); }
   void set_turns(Turns* turns) { turns_ = turns; }
 
   DomainExchangeSaved allocate_saved(const Context& op, const TokenRouting& chosen) const;
@@ -72,13 +63,8 @@ class DomainExchange {
 
  private:
   int num_domains() const { return across_.size(); }
-  /// Returns whether all tokens cross to every domain.
-  bool sends_all() const { return num_domains() == 2; }
-  /// Decides which tokens go where. Returns the number of tokens that each domain sends here (int32, [N]), in scratch
-  /// memory.
-  Tensor plan(const Context& op, const DispatchSaved& saved);
-  /// Waits for the numbers of tokens, and assigns them.
-  void read_counts(const Context& op, const DomainExchangeSaved& crossing);
+  /// Decides which tokens go where, and tells the other domains how many come.
+  void plan(const Context& op, const DispatchSaved& saved);
   /// Sends rows of x, one per token, to the domains, and receives theirs.
   Work to_domains(const Context& op, const Tensor& x, const Tensor& received, const DispatchSaved& saved,
                   std::string_view operation);
@@ -100,7 +86,6 @@ class DomainExchange {
   DispatchOptions options_;
   int num_ranks_;  // P
   ProcessGroup& across_;
-  ep::HostNumbers for_host_;
   Turns* turns_ = nullptr;
 };
 

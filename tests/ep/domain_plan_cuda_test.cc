@@ -10,7 +10,7 @@ struct DomainCase {
   std::int64_t num_domains, experts_per_domain, num_tokens, top_k;
 };
 
-// The cases are one token; a block and a tail; the sizes of a large model; and as many domains as there may be.
+// The cases are one token; a block and a tail; the sizes of a large model; and many domains.
 constexpr DomainCase kCases[] = {{2, 3, 1, 2}, {3, 4, 130, 6}, {32, 8, 4099, 8}, {4, 64, 8192, 8}, {1024, 1, 70, 3}};
 
 class DomainPlanCuda : public ParityTest {
@@ -33,25 +33,17 @@ TEST_F(DomainPlanCuda, WhatIsSent) {
     const ArenaScope scope(arena_);
     const auto out = [&](const Shape& shape) { return poisoned(shape, DType::kInt32); };
     const std::int64_t domains = its.num_domains, tokens = its.num_tokens;
-    const Tensor ids = drawn(its), domain = out({tokens, domains}), counts = out({domains});
-    const Tensor offsets = out({domains + 1}), entries = out({tokens * domains}), sent = out({tokens, domains});
-    const Tensor numbers = out({tokens, its.top_k});
+    const Tensor ids = drawn(its), token_of_sent = out({tokens * domains}), sent_of_token = out({tokens, domains});
+    const Tensor number_of_slot = out({tokens, its.top_k}), num_sent = out({domains});
     expect_same(
         [&](const Side& side) {
-          find_domains(side.op, side(ids), its.experts_per_domain, side(domain), side(counts));
-          sort_by_expert(side.op, side(domain), side(counts), 1, side(offsets), side(entries), side(sent));
-          place_choices(side.op, side(ids), its.experts_per_domain, side(sent), side(numbers));
+          plan_crossing(side.op, side(ids), its.experts_per_domain,
+                        {.token_of_sent_M = side(token_of_sent),
+                         .sent_of_token_TN = side(sent_of_token),
+                         .number_of_slot_TK = side(number_of_slot),
+                         .num_sent_N = side(num_sent)});
         },
-        {domain, counts, entries, sent, numbers});
-  }
-}
-
-TEST_F(DomainPlanCuda, AllDomains) {
-  for (const DomainCase& its : kCases) {
-    const ArenaScope scope(arena_);
-    const Tensor domain = poisoned({its.num_tokens, its.num_domains}, DType::kInt32);
-    const Tensor counts = poisoned({its.num_domains}, DType::kInt32);
-    expect_same([&](const Side& side) { take_all_domains(side.op, side(domain), side(counts)); }, {domain, counts});
+        {token_of_sent, sent_of_token, number_of_slot, num_sent});
   }
 }
 
@@ -59,11 +51,14 @@ TEST_F(DomainPlanCuda, WhatIsReceived) {
   for (const DomainCase& its : kCases) {
     SCOPED_TRACE(testing::Message() << its.num_domains << " domains, " << its.num_tokens << " tokens");
     const ArenaScope scope(arena_);
-    const Tensor drawn_ids = drawn(its), ids = poisoned({its.num_tokens, its.top_k}, DType::kInt32);
+    const std::int64_t part = (its.num_tokens + its.num_domains - 1) / its.num_domains;
+    DomainCase parts = its;
+    parts.num_tokens = part * its.num_domains;
+    const Tensor drawn_ids = drawn(parts), ids = poisoned({parts.num_tokens, its.top_k}, DType::kInt32);
     const Tensor counts = poisoned({its.experts_per_domain}, DType::kInt32);
-    std::vector<std::int32_t> received(static_cast<std::size_t>(its.num_domains), 0);
-    received.front() = static_cast<std::int32_t>(its.num_tokens / 2);
-    received.back() += static_cast<std::int32_t>(its.num_tokens / 4);
+    std::vector<std::int32_t> received;
+    for (std::int64_t n = 0; n < its.num_domains; ++n)
+      received.push_back(static_cast<std::int32_t>(part * (n % 3) / 2));
     const Tensor num_received = ints(received);
     expect_same(
         [&](const Side& side) {

@@ -21,6 +21,7 @@ class StandardDispatcher : public Dispatcher {
 
   /// Returns a guess, because NCCL does not tell how many SMs its kernels take.
   int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
+  bool waits_for_gpu() const override { return options().device == Device::kCuda; }
 
  protected:
   ProcessGroup& group() { return group_; }
@@ -34,7 +35,6 @@ class StandardDispatcher : public Dispatcher {
   }
 
   void do_allocate() override { for_host_.allocate(options().device, 1 + 2 * num_ranks()); }
-  bool calls_wait_for_gpu() const override { return options().device == Device::kCuda; }
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
   void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override;
