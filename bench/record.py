@@ -45,10 +45,11 @@ KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh"
            "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
 MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 SOURCES = {
-    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/*.h", "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*",
+    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/comm/counted_exchange.*", "src/comm/registered_memory.*",
+               "src/ep/*.h", "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*",
                "src/device/cuda*", "src/generate/*", "src/ops/attention/mla_decode.h", "src/ops/kit/call_stream.*",
                "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h",
-               "tests/step/mesh_gradients.h", "tests/step/text_gradients.h", "tests/ep/whole_calls.h"],
+               "tests/step/mesh_gradients.h", "tests/step/text_gradients.h", "tests/ep/whole_calls.h", "tests/comm/gin_plugin.cc"],
     "steps": [*KERNELS, *MODEL, "bench/gpu.py"],
     "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/gemm/grouped_gemm_cuda.cu",
                 "src/ops/gemm/quantized_gemm_cuda.cu",

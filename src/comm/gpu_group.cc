@@ -9,8 +9,10 @@
 #include <mutex>
 #include <vector>
 
+#include "comm/counted_exchange.h"
 #include "comm/gpu_group_kernels.h"
 #include "comm/nccl_library.h"
+#include "comm/registered_memory.h"
 #include "device/cuda_check.h"
 #include "system/optional_library.h"
 #include "tensor/arena.h"
@@ -75,32 +77,18 @@ std::shared_ptr<const Stream> new_stream() { return std::make_shared<const Strea
 
 class GpuWindow : public SymmetricWindow {
  public:
-  /// `*aborted` becomes true when the communicator is aborted; then it no longer exists.
   GpuWindow(ncclComm_t communicator, std::shared_ptr<const bool> aborted, const Stream& stream, int size,
             std::size_t num_bytes)
-      : communicator_(communicator), aborted_(std::move(aborted)), num_bytes_(num_bytes) {
-    const std::size_t whole =
-        (num_bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
-    TESSERA_NCCL(ncclMemAlloc, &memory_, whole);
-    TESSERA_CUDA(cudaMemsetAsync(memory_, 0, whole, stream.handle()));
-    stream.synchronize();
-    TESSERA_NCCL(ncclCommWindowRegister, communicator_, memory_, whole, &window_, NCCL_WIN_COLL_SYMMETRIC);
-    peers_ = peers_of_window(stream, window_, size);
-  }
-  ~GpuWindow() override {
-    if (!*aborted_) TESSERA_NCCL_FUNCTION(ncclCommWindowDeregister)(communicator_, window_);
-    TESSERA_NCCL_FUNCTION(ncclMemFree)(memory_);
-  }
+      : memory_(communicator, std::move(aborted), stream, num_bytes),
+        num_bytes_(num_bytes),
+        peers_(peers_of_window(stream, memory_.window(), size)) {}
 
   std::byte* peer(int rank) const override { return peers_[static_cast<std::size_t>(rank)]; }
   std::size_t num_bytes() const override { return num_bytes_; }
 
  private:
-  ncclComm_t communicator_;
-  std::shared_ptr<const bool> aborted_;
+  RegisteredMemory memory_;
   std::size_t num_bytes_;
-  void* memory_ = nullptr;
-  ncclWindow_t window_ = nullptr;
   std::vector<std::byte*> peers_;
 };
 
@@ -142,6 +130,7 @@ struct GpuGroup::Member {
   int rank = 0, size = 1;
   Traffic traffic = Traffic::kWeights;
   std::shared_ptr<const Stream> stream;
+  std::unique_ptr<CountedExchange> exchange;
   Note begun, ended;  // their values are operations' ids
 };
 
@@ -172,6 +161,11 @@ GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank,
 
 GpuGroup::~GpuGroup() {
   parents_.clear();
+  counted_.reset();
+  if (member_->exchange != nullptr) {
+    const Progress::Watched watched(family_->progress, "the end of connections for counted rows");
+    member_->exchange.reset();
+  }
   const std::lock_guard lock(family_->mutex);
   std::erase(family_->members, member_.get());
   // After a failure, ncclCommDestroy might wait for other ranks, which nobody has told of the failure yet.
@@ -181,15 +175,17 @@ GpuGroup::~GpuGroup() {
 }
 
 std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size, Traffic traffic) {
-  if (traffic == member_->traffic) return split_communicator(color, order, size, traffic);
+  if (traffic == member_->traffic) return split_communicator(color, order, size, traffic, member_->stream, true);
   std::unique_ptr<GpuGroup>& parent = parents_[traffic];
-  if (parent == nullptr) parent = split_communicator(0, member_->rank, member_->size, traffic);
+  if (parent == nullptr) {
+    parent = split_communicator(0, member_->rank, member_->size, traffic, new_stream(), /*shares=*/false);
+  }
   // A group of one rank has no groups of several.
-  return parent == nullptr ? nullptr : parent->split_communicator(color, order, size, traffic);
+  return parent == nullptr ? nullptr : parent->split(color, order, size, traffic);
 }
 
-std::unique_ptr<GpuGroup> GpuGroup::split_communicator(int color, int order, int size, Traffic traffic) const {
-  const bool shares = traffic == member_->traffic;
+std::unique_ptr<GpuGroup> GpuGroup::split_communicator(int color, int order, int size, Traffic traffic,
+                                                       std::shared_ptr<const Stream> stream, bool shares) const {
   ncclConfig_t config = group_config(shares);
   ncclComm_t communicator = nullptr;
   const Progress::Watched watched(family_->progress, fmt::format("NCCL's split of {} ranks", member_->size));
@@ -198,8 +194,7 @@ std::unique_ptr<GpuGroup> GpuGroup::split_communicator(int color, int order, int
   if (communicator == nullptr) return nullptr;
   int rank = 0;
   TESSERA_NCCL(ncclCommUserRank, communicator, &rank);
-  return std::unique_ptr<GpuGroup>(
-      new GpuGroup(family_, communicator, rank, size, traffic, shares ? member_->stream : new_stream()));
+  return std::unique_ptr<GpuGroup>(new GpuGroup(family_, communicator, rank, size, traffic, std::move(stream)));
 }
 
 std::unique_ptr<GpuGroup> GpuGroup::link(const Id& id, int rank) const {
@@ -285,6 +280,22 @@ Fence GpuGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_
     }
     TESSERA_NCCL(ncclGroupEnd);
   });
+}
+
+bool GpuGroup::open_counted(std::size_t num_bytes) {
+  // NCCL connects the ranks of a set of shared resources once, so this takes a communicator of its own.
+  counted_ = split_communicator(0, member_->rank, member_->size, member_->traffic, member_->stream, /*shares=*/false);
+  const Progress::Watched watched(family_->progress, "NCCL's connection for counted rows");
+  counted_->member_->exchange =
+      CountedExchange::open(counted_->member_->communicator, std::shared_ptr<const bool>(family_, &family_->aborted),
+                            *member_->stream, num_bytes);
+  return counted_->member_->exchange != nullptr;
+}
+
+Fence GpuGroup::all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out,
+                                   const Tensor& num_received_P, const std::string& title) {
+  return counted_->put(
+      title, [&](ncclComm_t, cudaStream_t) { counted_->member_->exchange->put(in, num_sent_P, out, num_received_P); });
 }
 
 Fence GpuGroup::broadcast(const Tensor& x, int root, const std::string& title) {

@@ -65,10 +65,18 @@ class GpuGroup {
   Fence all_reduce(const Tensor& x, const std::string& title);
   Fence all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                      std::span<const std::int64_t> out_rows, std::size_t row_bytes, const std::string& title);
+  Fence all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out, const Tensor& num_received_P,
+                           const std::string& title);
   Fence broadcast(const Tensor& x, int root, const std::string& title);
   Fence send(const Tensor& x, int to, const std::string& title);
   Fence receive(const Tensor& x, int from, const std::string& title);
 
+  /// Prepares all_to_all_counted() for tensors of up to `num_bytes`, which takes twice this memory. All ranks must call
+  /// it together, and before the first such operation. Returns whether NCCL can do it here. A rank that gets true while
+  /// another one gets false must call close_counted().
+  bool open_counted(std::size_t num_bytes);
+  void close_counted() { counted_ = nullptr; }
+  bool is_open_for_counted() const { return counted_ != nullptr; }
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
 
   /// Returns the stream of the operators that produce and read what this group moves.
@@ -93,12 +101,14 @@ class GpuGroup {
   GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size, Traffic traffic,
            std::shared_ptr<const Stream> stream);
 
-  std::unique_ptr<GpuGroup> split_communicator(int color, int order, int size, Traffic traffic) const;
+  std::unique_ptr<GpuGroup> split_communicator(int color, int order, int size, Traffic traffic,
+                                               std::shared_ptr<const Stream> stream, bool shares) const;
   template <typename Put>
   Fence put(const std::string& title, Put&& put_operation);
 
   std::shared_ptr<Family> family_;
   std::unique_ptr<Member> member_;
+  std::unique_ptr<GpuGroup> counted_;  // the same ranks, for all_to_all_counted
   // Groups of the same ranks, from which split() makes groups of other kinds of traffic than this one's.
   std::map<Traffic, std::unique_ptr<GpuGroup>> parents_;
 };

@@ -24,6 +24,10 @@ Fence GpuGroup::all_to_all_v(const Tensor&, std::span<const std::int64_t>, const
                              std::size_t, const std::string&) {
   refuse();
 }
+bool GpuGroup::open_counted(std::size_t) { refuse(); }
+Fence GpuGroup::all_to_all_counted(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::string&) {
+  refuse();
+}
 Fence GpuGroup::broadcast(const Tensor&, int, const std::string&) { refuse(); }
 Fence GpuGroup::send(const Tensor&, int, const std::string&) { refuse(); }
 Fence GpuGroup::receive(const Tensor&, int, const std::string&) { refuse(); }

@@ -595,7 +595,12 @@ Work ProcessGroup::all_to_all_counted(const Tensor& in, const Tensor& num_sent_P
   for (const Tensor& counts : {num_sent_P, num_received_P}) {
     TESSERA_CHECK(counts.dtype() == DType::kInt32 && counts.num_elements() == size());
   }
-  if (in.device() == Device::kMeta || on_gpu(in)) return all_to_all(in, out, name);
+  if (in.device() == Device::kMeta) return all_to_all(in, out, name);
+  if (on_gpu(in)) {
+    if (!gpu_->is_open_for_counted()) return all_to_all(in, out, name);
+    record({.kind = FlightKind::kAllToAll, .bytes = in.num_bytes(), .on_gpu = true});
+    return work_of(gpu_->all_to_all_counted(in, num_sent_P, out, num_received_P, title("all-to-all", name)));
+  }
   const std::int64_t part_rows = in.dim(0) / size();
   const auto parts = [&](const Tensor& x, const Tensor& counts) {
     std::vector<std::span<std::byte>> result;
@@ -608,6 +613,13 @@ Work ProcessGroup::all_to_all_counted(const Tensor& in, const Tensor& num_sent_P
     return result;
   };
   return start_all_to_all(parts(in, num_sent_P), parts(out, num_received_P), in.num_bytes(), name);
+}
+
+void ProcessGroup::open_counted(std::size_t num_bytes) {
+  if (gpu_ == nullptr || size() == 1) return;
+  float num_open = gpu_->open_counted(num_bytes) ? 1.0f : 0.0f;
+  all_reduce(Tensor(&num_open, {1}, DType::kFloat32, Device::kCpu), "connections for counted rows").wait();
+  if (num_open < static_cast<float>(size())) gpu_->close_counted();
 }
 
 Work ProcessGroup::start_all_to_all(const std::vector<std::span<std::byte>>& in_P,

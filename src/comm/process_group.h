@@ -93,10 +93,13 @@ class ProcessGroup {
                     std::span<const std::int64_t> out_rows, std::string_view name);
   /// Makes an all-to-all in which a rank knows on the tensors' device how many rows it sends. `in` and `out` have equal
   /// parts, one per rank. The first num_sent_P[r] rows (int32, [size]) of part r of `in` go to the beginning of the own
-  /// part of rank r's `out`. num_received_P has what the other ranks send. CPUs send no other rows. GPUs send whole
-  /// parts.
+  /// part of rank r's `out`. num_received_P has what the other ranks send. CPUs send no other rows, and neither do GPUs
+  /// after open_counted(), if NCCL lets kernels send between them. Other GPUs send whole parts.
   Work all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out, const Tensor& num_received_P,
                           std::string_view name);
+  /// Takes memory on a GPU for all_to_all_counted() of tensors of up to `num_bytes`: twice as much. All ranks must call
+  /// it together, before the first such operation. Does nothing on CPUs.
+  void open_counted(std::size_t num_bytes);
   /// Copies x of rank `root` to x of all ranks.
   Work broadcast(const Tensor& x, int root, std::string_view name);
   /// The largest tag of a message. Tags begin at 0. Messages with the same tag arrive in the order in which they were

@@ -34,7 +34,14 @@ Dispatcher::Dispatcher(const DispatchOptions& options, int num_ranks) : options_
 
 Dispatcher::~Dispatcher() = default;
 
-void Dispatcher::allocate() { do_allocate(); }
+std::size_t Dispatcher::window_bytes() const {
+  return do_window_bytes() + (exchange_ == nullptr ? 0 : exchange_->window_bytes());
+}
+
+void Dispatcher::allocate() {
+  do_allocate();
+  if (exchange_ != nullptr) exchange_->allocate();
+}
 
 void Dispatcher::set_turns(Turns* turns) {
   turns_ = turns;

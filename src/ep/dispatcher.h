@@ -106,7 +106,7 @@ class Dispatcher {
   Dispatcher& operator=(const Dispatcher&) = delete;
 
   /// Returns the bytes that allocate() takes on this rank, besides the arena.
-  virtual std::size_t window_bytes() const { return 0; }
+  std::size_t window_bytes() const;
   /// Allocates the windows. All ranks must call it together, before the first call that does not measure. Throws Error
   /// if there is not enough memory.
   void allocate();
@@ -215,6 +215,7 @@ class Dispatcher {
   void as_call(const Context& op, const DispatchSaved& saved, Body&& body);
   /// Completes what a layer keeps of a round.
   DispatchSaved allocate_round(const Context& op, DispatchSaved saved) const;
+  virtual std::size_t do_window_bytes() const { return 0; }
   virtual void do_allocate() {}
   /// Returns the number of rounds that the last dispatch has found.
   virtual std::int64_t found_rounds(const Context& op, const DispatchSaved& first) const;

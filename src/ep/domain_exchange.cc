@@ -1,5 +1,7 @@
 #include "ep/domain_exchange.h"
 
+#include <algorithm>
+
 #include "ep/as_call.h"
 #include "ep/rows.h"
 #include "ops/elementwise/elementwise.h"
@@ -14,6 +16,16 @@ DispatchOptions DomainExchange::options_within() const {
   options.max_tokens *= num_domains();
   options.num_experts /= num_domains();
   return options;
+}
+
+std::size_t DomainExchange::most_bytes() const {
+  const std::size_t row = std::max(static_cast<std::size_t>(options_.dim) * size_of(options_.dtype),
+                                   static_cast<std::size_t>(options_.top_k) * sizeof(float));
+  return static_cast<std::size_t>(num_domains() * options_.max_tokens) * row;
+}
+
+void DomainExchange::allocate() {
+  if (window_bytes() > 0) across_.open_counted(most_bytes());
 }
 
 DomainExchangeSaved DomainExchange::allocate_saved(const Context& op, const TokenRouting& chosen) const {

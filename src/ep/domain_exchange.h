@@ -43,6 +43,13 @@ class DomainExchange {
 
   /// Returns the options of the dispatcher within a domain.
   DispatchOptions options_within() const;
+  /// Takes memory for what GPUs send between more than two domains (ProcessGroup::open_counted). All ranks must call it
+  /// together.
+  void allocate();
+  /// Returns the bytes that allocate() may take.
+  std::size_t window_bytes() const {
+    return options_.device == Device::kCuda && num_domains() > 2 ? 2 * most_bytes() : 0;
+  }
   void set_turns(Turns* turns) { turns_ = turns; }
 
   DomainExchangeSaved allocate_saved(const Context& op, const TokenRouting& chosen) const;
@@ -63,6 +70,8 @@ class DomainExchange {
 
  private:
   int num_domains() const { return across_.size(); }
+  /// Returns the bytes of the largest tensor that crosses.
+  std::size_t most_bytes() const;
   /// Decides which tokens go where, and tells the other domains how many come.
   void plan(const Context& op, const DispatchSaved& saved);
   /// Sends rows of x, one per token, to the domains, and receives theirs.

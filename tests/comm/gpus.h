@@ -23,6 +23,19 @@ inline int num_gpus(int at_most = kMaxGpus) {
 }
 inline int gpu_of(int rank) { return rank % cuda::num_devices(); }
 
+/// Gives the GPUs of one machine a network that kernels can use (gin_plugin.cc). Must be called before CUDA and NCCL
+/// start. All ranks wait in kernels in one process. So no kernel may have to be loaded meanwhile, and the plugin's
+/// copies may not queue up behind such a kernel.
+inline bool use_gin_plugin(const char* path) {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("NCCL_NET_PLUGIN", path, 1);
+  setenv("NCCL_NET_PLUGIN_REF_COUNT", "1", 1);  // NCCL 2.28 forgets a plugin that it has unloaded
+  setenv("NCCL_GIN_TYPE", "2", 1);              // the host's threads send
+  setenv("NCCL_GIN_NCONTEXTS", "1", 1);
+  return true;
+}
+
 /// Runs `body` on ranks, as with_ranks() does. `world` moves tensors in GPU memory on behalf of the stream that `body`
 /// receives.
 inline void with_gpus(int num_ranks, const std::function<void(ProcessGroup& world, const cuda::Stream&)>& body,

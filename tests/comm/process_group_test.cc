@@ -225,6 +225,32 @@ TEST(ProcessGroup, AllToAll) {
   });
 }
 
+/// Parts have room for 4 rows. What lies behind the counted rows does not arrive.
+TEST(ProcessGroup, AllToAllOfCountedRows) {
+  on_all_sizes([](ProcessGroup& group) {
+    Arena arena(1 << 20);
+    const int size = group.size(), own = group.rank();
+    const auto rows = [](int from, int to) { return (3 * from + to) % 5; };
+    const Tensor num_sent = arena.allocate({size}, DType::kInt32), num_received = arena.allocate({size}, DType::kInt32);
+    const Tensor in = arena.allocate({4 * size, 3}, DType::kFloat32), out = arena.allocate(in.shape(), DType::kFloat32);
+    for (int peer = 0; peer < size; ++peer) {
+      num_sent.data<std::int32_t>()[peer] = rows(own, peer);
+      num_received.data<std::int32_t>()[peer] = rows(peer, own);
+      for (int i = 0; i < 12; ++i) {
+        in.data<float>()[peer * 12 + i] = static_cast<float>(own * 1000 + peer * 100 + i);
+        out.data<float>()[peer * 12 + i] = -1.0f;
+      }
+    }
+    group.all_to_all_counted(in, num_sent, out, num_received, "test").wait();
+    for (int peer = 0; peer < size; ++peer) {
+      for (int i = 0; i < 12; ++i) {
+        const auto sent = static_cast<float>(peer * 1000 + own * 100 + i);
+        ASSERT_EQ(out.data<float>()[peer * 12 + i], i < 3 * rows(peer, own) ? sent : -1.0f) << peer << " " << i;
+      }
+    }
+  });
+}
+
 TEST(ProcessGroup, Broadcast) {
   on_all_sizes([](ProcessGroup& group) {
     for (int root = 0; root < group.size(); ++root) {

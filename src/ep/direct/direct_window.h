@@ -85,12 +85,10 @@ class DirectWindow {
 
 /// Holds what the direct dispatchers of CPUs and of GPUs share.
 class WindowDispatcher : public Dispatcher {
- public:
-  std::size_t window_bytes() const override { return window_.num_bytes(); }
-
  protected:
   WindowDispatcher(const DispatchOptions& options, ProcessGroup& group);
 
+  std::size_t do_window_bytes() const override { return window_.num_bytes(); }
   void do_allocate() override { window_.allocate(group_); }
 
   /// Returns `buffer` (kRows or kGradients) of `rank`'s window, cut to this call's size.
