@@ -127,7 +127,7 @@ class GinExchange : public CountedExchange {
 
   /// Returns whether NCCL has connected the ranks.
   bool connect() {
-#ifdef NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER
+#ifdef NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER  // from NCCL 2.29 on
     ncclDevCommRequirements requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
 #else
     ncclDevCommRequirements requirements{};

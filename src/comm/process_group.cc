@@ -607,8 +607,8 @@ Work ProcessGroup::all_to_all_counted(const Tensor& in, const Tensor& num_sent_P
     for (int peer = 0; peer < size(); ++peer) {
       const std::int64_t count = counts.data<std::int32_t>()[peer];
       TESSERA_CHECK(0 <= count && count <= part_rows, "{} of {} rows", count, part_rows);
-      result.push_back({bytes_of(x) + static_cast<std::size_t>(peer * part_rows) * row_bytes(x),
-                        static_cast<std::size_t>(count) * row_bytes(x)});
+      result.emplace_back(bytes_of(x) + static_cast<std::size_t>(peer * part_rows) * row_bytes(x),
+                          static_cast<std::size_t>(count) * row_bytes(x));
     }
     return result;
   };

@@ -210,7 +210,7 @@ LIMITS = {
     "functions over 80 lines": (0, long_functions),
     "classes over 15 members": (0, large_classes),
     "files in the fullest folder of src": (25, fullest_folder),
-    "#if in sources": (10, conditions),
+    "#if in sources": (11, conditions),
     "lines over 120 characters in docs": (0, long_lines),
     "words per sentence in README": (18, lambda: words_per_sentence((ROOT / "README.md").read_text())),
     "headers of ours that config/job_config.h reads": (15, lambda: sorted(all_headers("config/job_config.h"))),

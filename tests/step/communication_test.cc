@@ -162,13 +162,11 @@ class Formulas {
       }
       for (const std::int64_t domain : domains) ++tokens[static_cast<std::size_t>(domain)];
     }
-    const bool all_cross = N == 2;
-    if (all_cross) tokens.assign(tokens.size(), tokens_t_);
     const std::int64_t own = mesh_.place.ep / mesh_.degrees.ep_domain;
     const std::int64_t here = tokens[static_cast<std::size_t>(own)], come = (N - 1) * here;
     const std::int64_t go = std::accumulate(tokens.begin(), tokens.end(), -here);
     const std::int64_t dispatched = go * row_bytes(config_.parallelism.expert_parallel_a2a_dispatch_fwd_precision);
-    const std::int64_t dispatch = dispatched + go * model_.top_k * 8 + (all_cross ? 0 : 4 * (N - 1));
+    const std::int64_t dispatch = dispatched + go * model_.top_k * 8 + 4 * (N - 1);
     const std::int64_t combine = come * model_.dim * b_;
     const std::int64_t combine_backward = go * row_bytes(config_.parallelism.expert_parallel_a2a_combine_bwd_precision);
     const std::int64_t dispatch_backward = come * (model_.dim * b_ + model_.top_k * 4);
