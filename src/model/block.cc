@@ -84,19 +84,14 @@ void Block::forward_saving(const LayerContext& context, const Tensor& x_tD, Bloc
   const ArenaScope scope(*op.arena);
   const GemmOperand y_tD = norm_output(ffn_forms, saved.ffn_y_tD);
   ffn_norm_.residual_forward(context, x_tD, branch_tD, saved.mid_tD, y_tD, saved.ffn_rstd_t);
-  feed(context, y_tD, saved, branch_tD, out_tD, sums);
-}
-
-void Block::feed(const LayerContext& context, const GemmOperand& y_tD, BlockSaved& saved, const Tensor& scratch_tD,
-                 const Tensor& out_tD, const MoeSums& sums) const {
-  const Tensor branch_tD = out_tD.defined() ? scratch_tD : Tensor();
-  const Tensor shared_tD = moe_ && moe_->has_shared_experts() ? out_tD : Tensor();
+  // The network's output takes the place of the attention's.
+  const Tensor ffn_tD = out_tD.defined() ? branch_tD : Tensor(), shared_tD = shared_in(out_tD);
   if (feed_forward_) {
-    feed_forward_->forward(context, y_tD, saved.ffn_h_T2I, branch_tD);
+    feed_forward_->forward(context, y_tD, saved.ffn_h_T2I, ffn_tD);
   } else {
-    moe_->forward(context, y_tD, saved.moe, branch_tD, shared_tD, sums);
+    moe_->forward(context, y_tD, saved.moe, ffn_tD, shared_tD, sums);
   }
-  if (out_tD.defined()) add(context.op, saved.mid_tD, branch_tD, out_tD, shared_tD);
+  if (out_tD.defined()) add(op, saved.mid_tD, ffn_tD, out_tD, shared_tD);
 }
 
 void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,
@@ -104,17 +99,18 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
   const TraceScope trace(context.op.trace, "block.decode");
   const Context& op = context.op;
   const ArenaScope scope(*op.arena);
-  const std::int64_t num_tokens = x_TD.dim(0);
-  const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
-  BlockSaved dropped;
-  dropped.mid_tD = context.allocate(x_TD.shape());
-  if (feed_forward_) dropped.ffn_h_T2I = feed_forward_->allocate_saved(context);
-  if (moe_) moe_->allocate_saved(context, num_tokens, dropped.moe);
+  const Tensor rstd_T = context.allocate({x_TD.dim(0)}, DType::kFloat32);
+  const Tensor mid_TD = context.allocate(x_TD.shape()), shared_TD = shared_in(out_TD);
   const Tensor norm_TD = context.allocate(x_TD.shape()), branch_TD = context.allocate(x_TD.shape());
   attention_norm_.forward(context, x_TD, norm_TD, rstd_T);
   attention_.decode(context, norm_TD, slot_T, cache_SPN, branch_TD);
-  ffn_norm_.residual_forward(context, x_TD, branch_TD, dropped.mid_tD, norm_TD, rstd_T);
-  feed(context, norm_TD, dropped, branch_TD, out_TD, {});
+  ffn_norm_.residual_forward(context, x_TD, branch_TD, mid_TD, norm_TD, rstd_T);
+  if (feed_forward_) {
+    feed_forward_->forward(context, norm_TD, feed_forward_->allocate_saved(context), branch_TD);
+  } else {
+    moe_->decode(context, norm_TD, branch_TD, shared_TD);
+  }
+  add(op, mid_TD, branch_TD, out_TD, shared_TD);
 }
 
 void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_tD) const {

@@ -39,10 +39,8 @@ class Block {
  private:
   /// Returns the forms in which the second half reads its input.
   InputForms ffn_forms(const LayerContext& context) const;
-  /// Computes the second half: out_tD = mid_tD + FFN_or_MoE(y_tD). scratch_tD holds the network's output or the routed
-  /// experts' sum, and out_tD the shared experts' output until the sum is made. So out_tD overlaps no other tensor.
-  void feed(const LayerContext& context, const GemmOperand& y_tD, BlockSaved& saved, const Tensor& scratch_tD,
-            const Tensor& out_tD, const MoeSums& sums) const;
+  /// Returns where the shared experts' output goes until the second half's sum is made: out_tD, or nowhere.
+  Tensor shared_in(const Tensor& out_tD) const { return moe_ && moe_->has_shared_experts() ? out_tD : Tensor(); }
   void forward_saving(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
                       const MoeSums& sums) const;
   void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_tD) const;

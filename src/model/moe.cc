@@ -2,6 +2,7 @@
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
+#include "ops/routing/routed_ffn.h"
 #include "tensor/dims.h"
 
 namespace tessera {
@@ -71,18 +72,22 @@ std::int64_t Moe::row_alignment(const QuantizedWeights& quantized) const {
   return std::max(w13_.row_alignment(quantized), w2_.row_alignment(quantized));
 }
 
+RouterOutputs Moe::allocate_routing(const LayerContext& context, std::int64_t num_tokens) const {
+  const std::int64_t experts = context.config().num_experts;
+  const Shape slots{num_tokens, context.config().top_k};
+  return {.scores_TE = context.allocate({num_tokens, experts}, DType::kFloat32),
+          .expert_ids_TK = context.allocate(slots, DType::kInt32),
+          .weights_TK = context.allocate(slots, DType::kFloat32),
+          .counts_E = context.allocate({experts}, DType::kInt32),
+          .balance_f_BE = {}};
+}
+
 void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const {
   const ModelConfig& config = context.config();
-  const std::int64_t experts = config.num_experts, top_k = config.top_k;
-  const Shape slots{num_tokens, top_k};
   saved = {};
-  saved.routing = {.scores_TE = context.allocate({num_tokens, experts}, DType::kFloat32),
-                   .expert_ids_TK = context.allocate(slots, DType::kInt32),
-                   .weights_TK = context.allocate(slots, DType::kFloat32),
-                   .counts_E = context.allocate({experts}, DType::kInt32),
-                   .balance_f_BE = {}};
+  saved.routing = allocate_routing(context, num_tokens);
   if (config.seq_balance_loss_coeff != 0.0f) {
-    saved.routing.balance_f_BE = context.allocate({context.batch->num_seqs(), experts}, DType::kFloat32);
+    saved.routing.balance_f_BE = context.allocate({context.batch->num_seqs(), config.num_experts}, DType::kFloat32);
   }
   const RouterOutputs& routing = saved.routing;
   saved.rows = allocate_rows(
@@ -227,6 +232,35 @@ void Moe::experts_backward(const LayerContext& context, const Gradients& tokens,
       first.last_call);
 }
 
+void Moe::route(const LayerContext& context, const Tensor& y_tD, const RouterOutputs& routing,
+                const MoeSums& sums) const {
+  const Context& op = context.op;
+  const ArenaScope scope(*op.arena);
+  const Tensor logits_tE = context.allocate({y_tD.dim(0), context.config().num_experts}, DType::kFloat32);
+  linear_forward(op, y_tD, context.weight(gate_), logits_tE);
+  const RouterOptions options = router_options(context);
+  router_forward(op, options, logits_tE, context.parameters().buffer(expert_bias_), routing);
+  if (routing.balance_f_BE.defined()) balance(context, options, routing, sums.balance_loss_1);
+  if (sums.counts_E.defined()) add_counts(op, routing.counts_E, sums.counts_E);
+}
+
+void Moe::decode(const LayerContext& context, const Tensor& y_TD, const Tensor& routed_TD,
+                 const Tensor& shared_TD) const {
+  TESSERA_DIMS(y_TD, routed_TD, shared_TD);
+  const TraceScope trace(context.op.trace, "moe.decode");
+  const ArenaScope scope(*context.op.arena);
+  const RouterOutputs routing = allocate_routing(context, y_TD.dim(0));
+  route(context, y_TD, routing, {});
+  routed_ffn(context.op, y_TD,
+             {.w13_E2FD = context.weight(w13_.id()),
+              .w2_EDF = context.weight(w2_.id()),
+              .expert_ids_TK = routing.expert_ids_TK,
+              .weights_TK = routing.weights_TK,
+              .counts_E = routing.counts_E},
+             routed_TD);
+  if (shared_) shared_->forward(context, y_TD, shared_->allocate_saved(context), shared_TD);
+}
+
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& routed_tD,
                   const Tensor& shared_tD, const MoeSums& sums) const {
   TESSERA_DIMS(routed_tD, shared_tD, saved.shared_h_T2I);
@@ -236,15 +270,7 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   const ArenaScope scope(*op.arena);
   const DispatchSaved& dispatch = saved.rows.dispatch;
   const StepRecord::Rows rows = recorded_rows(context, dispatch);
-  {
-    const ArenaScope router_scope(*op.arena);
-    const Tensor logits_tE = context.allocate({y_tD.dim(0), context.config().num_experts}, DType::kFloat32);
-    linear_forward(op, y_tD, context.weight(gate_), logits_tE);
-    const RouterOptions options = router_options(context);
-    router_forward(op, options, logits_tE, context.parameters().buffer(expert_bias_), saved.routing);
-    if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, sums.balance_loss_1);
-    if (sums.counts_E.defined()) add_counts(op, saved.routing.counts_E, sums.counts_E);
-  }
+  route(context, y_tD, saved.routing, sums);
   const bool has_outputs = routed_tD.defined();
   Beside shared_inputs, shared_outputs;
   if (shared_) {

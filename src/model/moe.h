@@ -48,6 +48,9 @@ class Moe {
   void forward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& routed_tD,
                const Tensor& shared_tD, const MoeSums& sums) const;
 
+  /// Assigns the same two parts for the next tokens of texts, where all experts are on this rank. Keeps nothing.
+  void decode(const LayerContext& context, const Tensor& y_TD, const Tensor& routed_TD, const Tensor& shared_TD) const;
+
   /// Computes d_y_tD from d_out_tD, and adds to the parameters' gradients. Overwrites the saved h.
   void backward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& d_out_tD,
                 const Tensor& d_y_tD) const;
@@ -66,6 +69,10 @@ class Moe {
     Tensor d_y, d_weights;
   };
 
+  /// Allocates what a router computes for so many tokens.
+  RouterOutputs allocate_routing(const LayerContext& context, std::int64_t num_tokens) const;
+  /// Chooses the experts of y_tD. Adds to `sums`.
+  void route(const LayerContext& context, const Tensor& y_tD, const RouterOutputs& routing, const MoeSums& sums) const;
   /// Returns what the experts keep of the round that was allocated. x_RD stays undefined.
   ExpertRows allocate_rows(const LayerContext& context, const DispatchSaved& dispatch) const;
   /// Calls body(context, rows) for each round after the first, while `rows` has memory.

@@ -1,8 +1,10 @@
 // GEMMs by cuBLASLt. It stores matrices by columns, so it computes the transpose c_MNᵀ = op(b)ᵀ · op(a)ᵀ. The operands
-// of that product are the same memory.
+// of that product are the same memory. A matrix of a few rows times a transposed one, as in decoding, has a kernel
+// here.
 #include <bit>
 
 #include "ops/gemm/gemm.h"
+#include "ops/kit/dots.cuh"
 #include "ops/kit/launch.cuh"
 #include "ops/runtime/blas_gemm.h"
 #include "ops/runtime/libraries.h"
@@ -71,6 +73,62 @@ __global__ void sum_parts_kernel(const float* parts, std::int64_t m, std::int64_
   }
 }
 
+constexpr int kFewRowsWarps = 4;  // warps of a block, each with a column of c
+
+/// Computes a column of c [m, n] = a · bᵀ per warp, for products of a batch along y. m is at most kRows.
+template <typename T, typename Out, int kRows>
+__global__ void __launch_bounds__(kFewRowsWarps* kWarp)
+    few_rows_kernel(const T* a, const T* b, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t stride_a,
+                    std::int64_t stride_b, std::int64_t stride_c, bool accumulates, const GemmBatch batch, Out* c) {
+  const std::int64_t column = std::int64_t{blockIdx.x} * kFewRowsWarps + threadIdx.x / kWarp;
+  if (column >= n) return;
+  const T* const of_column[1] = {b + blockIdx.y * batch.step_b + column * stride_b};
+  const T* rows[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) rows[r] = a + blockIdx.y * batch.step_a + min(std::int64_t{r}, m - 1) * stride_a;
+  float sums[1][kRows];
+  dots_of_warp(of_column, rows, k, sums);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (threadIdx.x % kWarp != r || r >= m) continue;
+    Out& target = c[blockIdx.y * batch.step_c + r * stride_c + column];
+    target = from_float<Out>(accumulates ? to_float(target) + sums[0][r] : sums[0][r]);
+  }
+}
+
+/// Returns whether few_rows_kernel computes the products. The library's kernels read b at a lower rate then.
+bool has_few_rows(const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const GemmBatch& batch) {
+  const auto step_fits = [](const Tensor& x, std::int64_t step) {
+    return step * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0;
+  };
+  return !transpose_a && transpose_b && a.dim(0) <= kFewRows && in_lanes(a, b) && step_fits(a, batch.step_a) &&
+         step_fits(b, batch.step_b);
+}
+
+void few_rows_gemm(const Context& op, const Tensor& a, const Tensor& b, const Tensor& c, Write write,
+                   const GemmBatch& batch) {
+  if (op.measuring()) return;
+  const std::int64_t m = c.dim(0), n = c.dim(1);
+  const dim3 grid(static_cast<unsigned>((n + kFewRowsWarps - 1) / kFewRowsWarps), static_cast<unsigned>(batch.count));
+  for_float_type(a.dtype(), [&]<typename T>(T) {
+    for_float_type(c.dtype(), [&]<typename Out>(Out) {
+      if constexpr (sizeof(Out) < sizeof(T)) return;  // no such product: see gemm.h
+      const auto launch = [&](auto rows) {
+        few_rows_kernel<T, Out, decltype(rows)::value><<<grid, kFewRowsWarps * kWarp, 0, stream_of(op)>>>(
+            numbers<const T>(a), numbers<const T>(b), m, n, a.dim(1), a.stride(), b.stride(), c.stride(),
+            write == Write::kAccumulate, batch, numbers<Out>(c));
+      };
+      if (m == 1) {
+        launch(std::integral_constant<int, 1>{});
+      } else if (m <= 4) {
+        launch(std::integral_constant<int, 4>{});
+      } else {
+        launch(std::integral_constant<int, kFewRows>{});
+      }
+    });
+  });
+}
+
 /// Multiplies a float32 a by a bfloat16 b.
 void gemm_in_parts(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
                    const Tensor& c, Write write) {
@@ -125,11 +183,13 @@ void blas_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tenso
 void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write) {
   if (a.dtype() != b.dtype()) return gemm_in_parts(op, a, transpose_a, b, transpose_b, c, write);
+  if (has_few_rows(a, transpose_a, b, transpose_b, {})) return few_rows_gemm(op, a, b, c, write, {});
   blas_gemm(op, a, transpose_a, b, transpose_b, c, write);
 }
 
 void batched_gemm(const Context& op, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
                   const GemmBatch& batch) {
+  if (has_few_rows(a, false, b, transpose_b, batch)) return few_rows_gemm(op, a, b, c, Write::kAssign, batch);
   blas_gemm(op, a, false, b, transpose_b, c, Write::kAssign, {}, batch);
 }
 

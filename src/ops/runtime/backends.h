@@ -52,6 +52,8 @@ void for_each_tensor(const Operand& x, const See& see) {
     all(x.q, x.kv, x.k_rope, x.doc_start_T);
   } else if constexpr (requires { x.cache_SPN; }) {
     all(x.q, x.q_latent, x.cache_SPN, x.slot_T, x.position_T);
+  } else if constexpr (requires { x.w13_E2FD; }) {
+    all(x.w13_E2FD, x.w2_EDF, x.expert_ids_TK, x.weights_TK, x.counts_E);
   } else if constexpr (requires { x.scores_TE; }) {
     all(x.scores_TE, x.expert_ids_TK, x.weights_TK, x.counts_E, x.balance_f_BE);
   }

@@ -47,6 +47,10 @@ TEST_F(GemmCuda, Shapes) {
       check(p, dtype, dtype_c, 0);
     }
     for (const std::int64_t gap : {8, 3}) check({64, 96, 48}, dtype, dtype_c, gap);
+    // A few rows, and one more. The contractions leave lanes and loads without work, or take several turns.
+    for (const std::int64_t rows : {1, 2, 5, 8, 9}) {
+      for (const std::int64_t contraction : {8, 264, 4616}) check({rows, 37, contraction}, dtype, dtype_c, 8);
+    }
   }
 }
 
@@ -57,7 +61,12 @@ TEST_F(GemmCuda, OfABatch) {
     bool transpose_b;
   };
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    for (const Case& c : {Case{1, 512, 128, 16, 192, false}, {8, 128, 512, 16, 512, true}, {3, 7, 5, 4, 9, false}}) {
+    for (const Case& c : {Case{1, 512, 128, 16, 192, false},
+                          {8, 128, 512, 16, 512, true},
+                          {1, 128, 512, 16, 512, true},
+                          {2, 9, 16, 3, 20, true},
+                          {9, 128, 512, 16, 512, true},
+                          {3, 7, 5, 4, 9, false}}) {
       SCOPED_TRACE(fmt::format("{} x {} x {} {}", c.m, c.n, c.k, name_of(dtype)));
       const ArenaScope scope(arena_);
       const Tensor a = random({c.m, c.count * c.step_a}, dtype);
