@@ -50,7 +50,8 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtim
 }
 
 LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
-  return {.model = &environment_, .op = {.arena = &arena, .cuda = cuda_}, .batch = &batch};
+  return {
+      .model = &environment_, .op = {.arena = &arena, .cuda = cuda_, .weights_are_constant = true}, .batch = &batch};
 }
 
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {

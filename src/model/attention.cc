@@ -186,11 +186,6 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   const Tensor kv_a = context.allocate({num_tokens, latent + config.qk_rope_head_dim});
   const Tensor latent_TC = context.allocate({num_tokens, latent});
   const Tensor k_rope = context.allocate({num_tokens, config.qk_rope_head_dim});
-  wkv_a_.forward(context, y_TD, kv_a);
-  kv_norm_.forward(context, kv_a.columns(0, latent), latent_TC, rstd_T);
-  rotate(context, kv_a.columns(latent, kv_a.dim(1)), positions_T, 1, RopeDirection::kForward, k_rope);
-  store_latents(op, latent_TC, k_rope, slot_T, positions_T, cache_SPN);
-
   const Tensor q = context.allocate({num_tokens, heads * q_head});
   if (compressed_) {
     const Tensor q_a_TC = context.allocate({num_tokens, config.q_lora_rank});
@@ -201,6 +196,10 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   } else {
     wq_->forward(context, y_TD, q);
   }
+  wkv_a_.forward(context, y_TD, kv_a);
+  kv_norm_.forward(context, kv_a.columns(0, latent), latent_TC, rstd_T);
+  rotate(context, kv_a.columns(latent, kv_a.dim(1)), positions_T, 1, RopeDirection::kForward, k_rope);
+  store_latents(op, latent_TC, k_rope, slot_T, positions_T, cache_SPN);
   rotate(context, q, positions_T, heads, RopeDirection::kForward, q);
 
   // W_kv,b holds per head the rows of W_k (nope), then those of W_v.

@@ -89,6 +89,7 @@ template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) __cluster_dims__(1, 1, kBlocks)
     decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,
                   const std::int32_t* positions, std::int64_t num_slots, std::int64_t num_positions, T* o_latent) {
+  let_next_kernel_begin();
   constexpr int kGroups = kMaxRow / kWarp / kCount;
   extern __shared__ float sums_of[];  // [kWarps + 1][latent]: of each warp, and of the block
   __shared__ float largest[kWarps], totals[kWarps];

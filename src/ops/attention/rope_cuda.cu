@@ -23,6 +23,7 @@ struct RopeArgs {
 /// multiples of 16 bytes.
 template <typename T, int kPairs>
 __global__ void rope_kernel(const RopeArgs<T> args) {
+  let_next_kernel_begin();
   const std::uint32_t per_head = args.half / kPairs, per_token = per_head * ((args.num_heads + kHeads - 1) / kHeads);
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x, token = i / per_token;
   if (token >= args.num_tokens) return;

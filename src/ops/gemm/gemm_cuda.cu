@@ -86,8 +86,11 @@ __global__ void __launch_bounds__(kFewRowsWarps* kWarp)
   const T* rows[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) rows[r] = a + blockIdx.y * batch.step_a + min(std::int64_t{r}, m - 1) * stride_a;
+  let_next_kernel_begin();
+  DotsOfWarp<T, 1> dots(of_column, k);
+  wait_for_kernel_before();
   float sums[1][kRows];
-  dots_of_warp(of_column, rows, k, sums);
+  dots.with(rows, sums);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (threadIdx.x % kWarp != r || r >= m) continue;
@@ -96,13 +99,79 @@ __global__ void __launch_bounds__(kFewRowsWarps* kWarp)
   }
 }
 
+constexpr int kAcrossWarps = 8, kAcrossColumns = kWarp * kLanes;
+
+/// Computes kAcrossColumns columns of c [m, n] = a · b per block, for products of a batch along y. m is at most kRows.
+/// The block's warps share the contraction, and each lane has kLanes columns.
+template <typename T, int kRows>
+__global__ void __launch_bounds__(kAcrossWarps* kWarp)
+    few_rows_across_kernel(const T* a, const T* b, std::int64_t m, std::int64_t n, std::int64_t k,
+                           std::int64_t stride_a, std::int64_t stride_b, std::int64_t stride_c, const GemmBatch batch,
+                           T* c) {
+  constexpr int kAhead = 16 / sizeof(T);  // rows of b that are loaded before the first is used
+  __shared__ float parts[kAcrossWarps][kAcrossColumns];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t first_column = std::int64_t{blockIdx.x} * kAcrossColumns, column = first_column + lane * kLanes;
+  a += blockIdx.y * batch.step_a;
+  b += blockIdx.y * batch.step_b + column;
+  float sums[kRows][kLanes] = {};
+  let_next_kernel_begin();
+  for (std::int64_t first = warp; first < k; first += kAhead * kAcrossWarps) {
+    Lanes<T, kLanes> weights[kAhead];
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) {
+      const std::int64_t i = first + step * kAcrossWarps;
+      if (i < k && column < n) weights[step] = get_lanes<kLanes>(b + i * stride_b);
+    }
+    wait_for_kernel_before();
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) {
+      const std::int64_t i = first + step * kAcrossWarps;
+      if (i >= k || column >= n) continue;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float x = to_float(a[min(std::int64_t{r}, m - 1) * stride_a + i]);
+#pragma unroll
+        for (int l = 0; l < kLanes; ++l) sums[r][l] += x * to_float(weights[step].x[l]);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= m) continue;
+    __syncthreads();
+#pragma unroll
+    for (int l = 0; l < kLanes; ++l) parts[warp][lane * kLanes + l] = sums[r][l];
+    __syncthreads();
+    for (int i = threadIdx.x; i < kAcrossColumns && first_column + i < n; i += kAcrossWarps * kWarp) {
+      float sum = 0.0f;
+      for (int w = 0; w < kAcrossWarps; ++w) sum += parts[w][i];
+      c[blockIdx.y * batch.step_c + r * stride_c + first_column + i] = from_float<T>(sum);
+    }
+  }
+}
+
+/// Returns whether the matrices of a batch begin at multiples of 16 bytes, if the first one does.
+bool steps_fit(const Tensor& x, std::int64_t step) {
+  return step * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0;
+}
+
 /// Returns whether few_rows_kernel computes the products. The library's kernels read b at a lower rate then.
 bool has_few_rows(const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const GemmBatch& batch) {
-  const auto step_fits = [](const Tensor& x, std::int64_t step) {
-    return step * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0;
-  };
-  return !transpose_a && transpose_b && a.dim(0) <= kFewRows && in_lanes(a, b) && step_fits(a, batch.step_a) &&
-         step_fits(b, batch.step_b);
+  return !transpose_a && transpose_b && a.dim(0) <= kFewRows && in_lanes(a, b) && steps_fit(a, batch.step_a) &&
+         steps_fit(b, batch.step_b);
+}
+
+/// Calls launch(std::integral_constant<int, N>) with the N rows that a kernel computes m rows with.
+template <typename Launch>
+void for_few_rows(std::int64_t m, Launch&& launch) {
+  if (m == 1) {
+    launch(std::integral_constant<int, 1>{});
+  } else if (m <= 4) {
+    launch(std::integral_constant<int, 4>{});
+  } else {
+    launch(std::integral_constant<int, kFewRows>{});
+  }
 }
 
 void few_rows_gemm(const Context& op, const Tensor& a, const Tensor& b, const Tensor& c, Write write,
@@ -113,18 +182,24 @@ void few_rows_gemm(const Context& op, const Tensor& a, const Tensor& b, const Te
   for_float_type(a.dtype(), [&]<typename T>(T) {
     for_float_type(c.dtype(), [&]<typename Out>(Out) {
       if constexpr (sizeof(Out) < sizeof(T)) return;  // no such product: see gemm.h
-      const auto launch = [&](auto rows) {
-        few_rows_kernel<T, Out, decltype(rows)::value><<<grid, kFewRowsWarps * kWarp, 0, stream_of(op)>>>(
-            numbers<const T>(a), numbers<const T>(b), m, n, a.dim(1), a.stride(), b.stride(), c.stride(),
-            write == Write::kAccumulate, batch, numbers<Out>(c));
-      };
-      if (m == 1) {
-        launch(std::integral_constant<int, 1>{});
-      } else if (m <= 4) {
-        launch(std::integral_constant<int, 4>{});
-      } else {
-        launch(std::integral_constant<int, kFewRows>{});
-      }
+      for_few_rows(m, [&](auto rows) {
+        launch_weight_reader(op, few_rows_kernel<T, Out, decltype(rows)::value>, grid, kFewRowsWarps * kWarp,
+                             numbers<const T>(a), numbers<const T>(b), m, n, a.dim(1), a.stride(), b.stride(),
+                             c.stride(), write == Write::kAccumulate, batch, numbers<Out>(c));
+      });
+    });
+  });
+}
+
+void few_rows_across(const Context& op, const Tensor& a, const Tensor& b, const Tensor& c, const GemmBatch& batch) {
+  if (op.measuring()) return;
+  const std::int64_t m = c.dim(0), n = c.dim(1);
+  const dim3 grid(static_cast<unsigned>((n + kAcrossColumns - 1) / kAcrossColumns), static_cast<unsigned>(batch.count));
+  for_float_type(a.dtype(), [&]<typename T>(T) {
+    for_few_rows(m, [&](auto rows) {
+      launch_weight_reader(op, few_rows_across_kernel<T, decltype(rows)::value>, grid, kAcrossWarps * kWarp,
+                           numbers<const T>(a), numbers<const T>(b), m, n, a.dim(1), a.stride(), b.stride(), c.stride(),
+                           batch, numbers<T>(c));
     });
   });
 }
@@ -190,6 +265,9 @@ void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b,
 void batched_gemm(const Context& op, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
                   const GemmBatch& batch) {
   if (has_few_rows(a, false, b, transpose_b, batch)) return few_rows_gemm(op, a, b, c, Write::kAssign, batch);
+  if (!transpose_b && a.dim(0) <= kFewRows && in_lanes(b) && steps_fit(b, batch.step_b)) {
+    return few_rows_across(op, a, b, c, batch);
+  }
   blas_gemm(op, a, false, b, transpose_b, c, Write::kAssign, {}, batch);
 }
 

@@ -1,4 +1,5 @@
-// Helpers for launches. They choose a kernel's instance by dtype and alignment, and the size of its grid.
+// Helpers for launches. They choose a kernel's instance by dtype and alignment, the size of its grid, and when it may
+// begin.
 #pragma once
 
 #include <algorithm>
@@ -58,6 +59,30 @@ inline int grid_for(const Context& op, std::int64_t items, int threads) {
   constexpr std::int64_t kBlocksPerSm = 16;
   const std::int64_t blocks = (items + threads - 1) / threads;
   return static_cast<int>(std::clamp<std::int64_t>(blocks, 1, op.cuda->num_sms() * kBlocksPerSm));
+}
+
+// Programmatic dependent launch (CUDA C++ Programming Guide). A kernel begins early if it was launched so, and if each
+// block of the kernel in front has ended or has called let_next_kernel_begin(). Until it calls
+// wait_for_kernel_before(), it may read what no kernel writes, and what kernels wrote that ended before the one in
+// front let it begin. Kernels that are launched in the usual way begin when all work in front has ended, and both calls
+// do nothing.
+__device__ inline void let_next_kernel_begin() { cudaTriggerProgrammaticLaunchCompletion(); }
+__device__ inline void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
+
+/// Launches a kernel that calls wait_for_kernel_before(), and reads only weights before that. It begins early if the
+/// weights are constant.
+template <typename... Params, typename... Args>
+void launch_weight_reader(const Context& op, void (*kernel)(Params...), dim3 grid, int threads, const Args&... args) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = op.weights_are_constant ? 1 : 0;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream_of(op);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  TESSERA_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 
 }  // namespace tessera::cuda

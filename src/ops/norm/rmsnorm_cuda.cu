@@ -34,6 +34,7 @@ __device__ inline float rstd_of(float squares, std::int64_t length, float eps) {
 /// Normalises one row per warp. The row is in registers, kParts times 8 numbers per lane.
 template <typename T, int kParts>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const ForwardArgs<T> args) {
+  let_next_kernel_begin();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
   if (row >= args.num_rows) return;
   const int first = threadIdx.x % kWarp * kLanes;
@@ -79,6 +80,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const For
 /// Does the same number by number, for rows of any length. It reads rows twice.
 template <typename T>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_scalar_kernel(const ForwardArgs<T> args) {
+  let_next_kernel_begin();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
   if (row >= args.num_rows) return;
   const T* x = args.x + row * args.x_stride;

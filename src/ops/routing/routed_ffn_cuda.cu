@@ -11,15 +11,17 @@ constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 /// the same time, so the GPU's cache has its weights.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    up_kernel(const T* y_TD, std::int64_t stride, const T* w13_E2FD, const std::int32_t* ids_TK, int top_k,
+    up_kernel(const T* y_TD, std::int64_t stride, const T* w13_E2FD, const std::int32_t* ids_TK, std::int64_t top_k,
               std::int64_t dim, std::int64_t hidden, T* a_TKF) {
+  wait_for_kernel_before();  // for the choices, which down_kernel reads before its own wait
+  let_next_kernel_begin();
   const std::int64_t slot = blockIdx.x, f = std::int64_t{blockIdx.y} * kWarps + threadIdx.x / kWarp;
   if (f >= hidden) return;
   const T* const gate_D = w13_E2FD + (ids_TK[slot] * 2 * hidden + f) * dim;
   const T* const w[2] = {gate_D, gate_D + hidden * dim};
   const T* const y[1] = {y_TD + slot / top_k * stride};
   float h[2][1];
-  dots_of_warp(w, y, dim, h);
+  DotsOfWarp<T, 2>(w, dim).with(y, h);
   const float gate = rounded<T>(h[0][0]), up = rounded<T>(h[1][0]);
   if (threadIdx.x % kWarp == 0) a_TKF[slot * hidden + f] = from_float<T>(gate / (1.0f + expf(-gate)) * up);
 }
@@ -27,16 +29,19 @@ __global__ void __launch_bounds__(kThreads)
 /// Computes number d of token blockIdx.x per warp.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    down_kernel(const T* a_TKF, const T* w2_EDF, const std::int32_t* ids_TK, const float* weights_TK, int top_k,
-                std::int64_t dim, std::int64_t hidden, T* out_TD) {
+    down_kernel(const T* a_TKF, const T* w2_EDF, const std::int32_t* ids_TK, const float* weights_TK,
+                std::int64_t top_k, std::int64_t dim, std::int64_t hidden, T* out_TD) {
   const std::int64_t t = blockIdx.x, d = std::int64_t{blockIdx.y} * kWarps + threadIdx.x / kWarp;
   if (d >= dim) return;
+  let_next_kernel_begin();
   float sum = 0.0f;
   for (std::int64_t slot = t * top_k; slot < (t + 1) * top_k; ++slot) {
     const T* const w[1] = {w2_EDF + (ids_TK[slot] * dim + d) * hidden};
     const T* const a[1] = {a_TKF + slot * hidden};
+    DotsOfWarp<T, 1> dots(w, hidden);
+    wait_for_kernel_before();
     float out[1][1];
-    dots_of_warp(w, a, hidden, out);
+    dots.with(a, out);
     sum += weights_TK[slot] * rounded<T>(out[0][0]);
   }
   if (threadIdx.x % kWarp == 0) out_TD[t * dim + d] = from_float<T>(sum);
@@ -57,12 +62,12 @@ void routed_ffn(const Context& op, const Tensor& y_TD, const RoutedFfn& experts,
   if (op.measuring() || num_tokens == 0) return;
   for_float_type(y_TD.dtype(), [&]<typename T>(T) {
     const auto* const ids_TK = numbers<const std::int32_t>(experts.expert_ids_TK);
-    up_kernel<T><<<dim3(static_cast<unsigned>(num_tokens * top_k), blocks_for(hidden)), kThreads, 0, stream_of(op)>>>(
-        numbers<const T>(y_TD), y_TD.stride(), numbers<const T>(experts.w13_E2FD), ids_TK, static_cast<int>(top_k), dim,
-        hidden, numbers<T>(a_TKF));
-    down_kernel<T><<<dim3(static_cast<unsigned>(num_tokens), blocks_for(dim)), kThreads, 0, stream_of(op)>>>(
-        numbers<const T>(a_TKF), numbers<const T>(experts.w2_EDF), ids_TK, numbers<const float>(experts.weights_TK),
-        static_cast<int>(top_k), dim, hidden, numbers<T>(out_TD));
+    launch_weight_reader(op, up_kernel<T>, dim3(static_cast<unsigned>(num_tokens * top_k), blocks_for(hidden)),
+                         kThreads, numbers<const T>(y_TD), y_TD.stride(), numbers<const T>(experts.w13_E2FD), ids_TK,
+                         top_k, dim, hidden, numbers<T>(a_TKF));
+    launch_weight_reader(op, down_kernel<T>, dim3(static_cast<unsigned>(num_tokens), blocks_for(dim)), kThreads,
+                         numbers<const T>(a_TKF), numbers<const T>(experts.w2_EDF), ids_TK,
+                         numbers<const float>(experts.weights_TK), top_k, dim, hidden, numbers<T>(out_TD));
   });
 }
 

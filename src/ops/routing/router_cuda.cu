@@ -92,6 +92,7 @@ template <int kPerLane>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const RouterOptions options, const float* logits_TE, const float* bias_E, std::int64_t num_tokens,
                    int experts, float* scores_TE, std::int32_t* ids_TK, float* weights_TK, std::int32_t* counts_E) {
+  let_next_kernel_begin();
   __shared__ int counts[kMaxExperts];
   __shared__ float shared[kWarps][kMaxExperts + kMaxExperts / kWarp];
   for (int e = threadIdx.x; e < experts; e += kThreads) counts[e] = 0;
@@ -156,7 +157,11 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   for (int e = threadIdx.x; e < experts; e += kThreads) {
-    if (counts[e] > 0) atomicAdd(&counts_E[e], counts[e]);
+    if (gridDim.x == 1) {
+      counts_E[e] = counts[e];
+    } else if (counts[e] > 0) {
+      atomicAdd(&counts_E[e], counts[e]);
+    }
   }
 }
 
@@ -322,12 +327,14 @@ void router_forward(const Context& op, const RouterOptions& options, const Tenso
   const std::int64_t num_tokens = logits_TE.dim(0), experts = logits_TE.dim(1);
   for_experts(experts, options, [&](auto per_lane) {
     if (op.measuring()) return;
-    TESSERA_CUDA(cudaMemsetAsync(outputs.counts_E.raw(), 0, outputs.counts_E.num_bytes(), stream_of(op)));
-    forward_kernel<decltype(per_lane)::value>
-        <<<grid_for(op, num_tokens * kWarp, kThreads), kThreads, 0, stream_of(op)>>>(
-            options, numbers<const float>(logits_TE), numbers<const float>(expert_bias_E), num_tokens,
-            static_cast<int>(experts), numbers<float>(outputs.scores_TE), numbers<std::int32_t>(outputs.expert_ids_TK),
-            numbers<float>(outputs.weights_TK), numbers<std::int32_t>(outputs.counts_E));
+    const int num_blocks = grid_for(op, num_tokens * kWarp, kThreads);
+    if (num_blocks > 1) {
+      TESSERA_CUDA(cudaMemsetAsync(outputs.counts_E.raw(), 0, outputs.counts_E.num_bytes(), stream_of(op)));
+    }
+    forward_kernel<decltype(per_lane)::value><<<num_blocks, kThreads, 0, stream_of(op)>>>(
+        options, numbers<const float>(logits_TE), numbers<const float>(expert_bias_E), num_tokens,
+        static_cast<int>(experts), numbers<float>(outputs.scores_TE), numbers<std::int32_t>(outputs.expert_ids_TK),
+        numbers<float>(outputs.weights_TK), numbers<std::int32_t>(outputs.counts_E));
   });
 }
 

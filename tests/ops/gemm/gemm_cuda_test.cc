@@ -65,6 +65,9 @@ TEST_F(GemmCuda, OfABatch) {
                           {8, 128, 512, 16, 512, true},
                           {1, 128, 512, 16, 512, true},
                           {2, 9, 16, 3, 20, true},
+                          {8, 264, 7, 5, 7, false},
+                          {3, 40, 300, 2, 300, false},
+                          {9, 512, 128, 16, 192, false},
                           {9, 128, 512, 16, 512, true},
                           {3, 7, 5, 4, 9, false}}) {
       SCOPED_TRACE(fmt::format("{} x {} x {} {}", c.m, c.n, c.k, name_of(dtype)));
