@@ -147,11 +147,16 @@ INSTANTIATE_TEST_SUITE_P(
                  4,
                  Overrides{"--parallelism.pipeline_parallel_reduce_gradients=micro_batch",
                            "--parallelism.fsdp_reshard_after_forward=always"}},
-        // The layout of TorchTitan's runs of 671B, scaled down: experts over two domains, gradients summed per
-        // micro-batch.
+        // The layout of TorchTitan's runs of 671B, scaled down: experts over two domains, and over four as there,
+        // gradients summed per micro-batch.
         MeshCase{"pp2_fsdp4_tp2_ep4_of_2x2_full_micro_batch_direct",
                  16,
                  {.tp = 2, .pp = 2, .ep = 4, .ep_domain = 2},
+                 4,
+                 kDirect + kFull + kPerMicroBatch + kSixteen},
+        MeshCase{"pp2_fsdp4_tp2_ep8_of_4x2_full_micro_batch_direct",
+                 16,
+                 {.tp = 2, .pp = 2, .ep = 8, .ep_domain = 2},
                  4,
                  kDirect + kFull + kPerMicroBatch + kSixteen},
         MeshCase{"hsdp_pp2_ep2_dualpipev_direct",
