@@ -73,14 +73,12 @@ __global__ void sum_parts_kernel(const float* parts, std::int64_t m, std::int64_
   }
 }
 
-constexpr int kFewRowsWarps = 4;  // warps of a block, each with a column of c
-
 /// Computes a column of c [m, n] = a · bᵀ per warp, for products of a batch along y. m is at most kRows.
 template <typename T, typename Out, int kRows>
-__global__ void __launch_bounds__(kFewRowsWarps* kWarp)
+__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks)
     few_rows_kernel(const T* a, const T* b, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t stride_a,
                     std::int64_t stride_b, std::int64_t stride_c, bool accumulates, const GemmBatch batch, Out* c) {
-  const std::int64_t column = std::int64_t{blockIdx.x} * kFewRowsWarps + threadIdx.x / kWarp;
+  const std::int64_t column = std::int64_t{blockIdx.x} * kDotsWarps + threadIdx.x / kWarp;
   if (column >= n) return;
   const T* const of_column[1] = {b + blockIdx.y * batch.step_b + column * stride_b};
   const T* rows[kRows];
@@ -117,22 +115,24 @@ __global__ void __launch_bounds__(kAcrossWarps* kWarp)
   float sums[kRows][kLanes] = {};
   let_next_kernel_begin();
   for (std::int64_t first = warp; first < k; first += kAhead * kAcrossWarps) {
-    Lanes<T, kLanes> weights[kAhead];
+    PackedLanes<T> weights[kAhead];
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
       const std::int64_t i = first + step * kAcrossWarps;
-      if (i < k && column < n) weights[step] = get_lanes<kLanes>(b + i * stride_b);
+      weights[step].load(b + i * stride_b, i < k && column < n);
     }
     wait_for_kernel_before();
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
       const std::int64_t i = first + step * kAcrossWarps;
-      if (i >= k || column >= n) continue;
+      if (i >= k) continue;
+      float of_row[kLanes];
+      weights[step].unpack(of_row);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float x = to_float(a[min(std::int64_t{r}, m - 1) * stride_a + i]);
 #pragma unroll
-        for (int l = 0; l < kLanes; ++l) sums[r][l] += x * to_float(weights[step].x[l]);
+        for (int l = 0; l < kLanes; ++l) sums[r][l] += x * of_row[l];
       }
     }
   }
@@ -178,12 +178,12 @@ void few_rows_gemm(const Context& op, const Tensor& a, const Tensor& b, const Te
                    const GemmBatch& batch) {
   if (op.measuring()) return;
   const std::int64_t m = c.dim(0), n = c.dim(1);
-  const dim3 grid(static_cast<unsigned>((n + kFewRowsWarps - 1) / kFewRowsWarps), static_cast<unsigned>(batch.count));
+  const dim3 grid(dots_blocks(n), static_cast<unsigned>(batch.count));
   for_float_type(a.dtype(), [&]<typename T>(T) {
     for_float_type(c.dtype(), [&]<typename Out>(Out) {
       if constexpr (sizeof(Out) < sizeof(T)) return;  // no such product: see gemm.h
       for_few_rows(m, [&](auto rows) {
-        launch_weight_reader(op, few_rows_kernel<T, Out, decltype(rows)::value>, grid, kFewRowsWarps * kWarp,
+        launch_weight_reader(op, few_rows_kernel<T, Out, decltype(rows)::value>, grid, kDotsThreads,
                              numbers<const T>(a), numbers<const T>(b), m, n, a.dim(1), a.stride(), b.stride(),
                              c.stride(), write == Write::kAccumulate, batch, numbers<Out>(c));
       });

@@ -5,17 +5,15 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-
 /// Computes a hidden number per warp, for the choice blockIdx.x = t·K + k. Choices of one expert are computed at about
 /// the same time, so the GPU's cache has its weights.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks)
     up_kernel(const T* y_TD, std::int64_t stride, const T* w13_E2FD, const std::int32_t* ids_TK, std::int64_t top_k,
               std::int64_t dim, std::int64_t hidden, T* a_TKF) {
   wait_for_kernel_before();  // for the choices, which down_kernel reads before its own wait
   let_next_kernel_begin();
-  const std::int64_t slot = blockIdx.x, f = std::int64_t{blockIdx.y} * kWarps + threadIdx.x / kWarp;
+  const std::int64_t slot = blockIdx.x, f = std::int64_t{blockIdx.y} * kDotsWarps + threadIdx.x / kWarp;
   if (f >= hidden) return;
   const T* const gate_D = w13_E2FD + (ids_TK[slot] * 2 * hidden + f) * dim;
   const T* const w[2] = {gate_D, gate_D + hidden * dim};
@@ -28,10 +26,10 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Computes number d of token blockIdx.x per warp.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks)
     down_kernel(const T* a_TKF, const T* w2_EDF, const std::int32_t* ids_TK, const float* weights_TK,
                 std::int64_t top_k, std::int64_t dim, std::int64_t hidden, T* out_TD) {
-  const std::int64_t t = blockIdx.x, d = std::int64_t{blockIdx.y} * kWarps + threadIdx.x / kWarp;
+  const std::int64_t t = blockIdx.x, d = std::int64_t{blockIdx.y} * kDotsWarps + threadIdx.x / kWarp;
   if (d >= dim) return;
   let_next_kernel_begin();
   float sum = 0.0f;
@@ -47,8 +45,6 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % kWarp == 0) out_TD[t * dim + d] = from_float<T>(sum);
 }
 
-unsigned blocks_for(std::int64_t numbers) { return static_cast<unsigned>((numbers + kWarps - 1) / kWarps); }
-
 }  // namespace
 
 void routed_ffn(const Context& op, const Tensor& y_TD, const RoutedFfn& experts, const Tensor& out_TD) {
@@ -62,10 +58,10 @@ void routed_ffn(const Context& op, const Tensor& y_TD, const RoutedFfn& experts,
   if (op.measuring() || num_tokens == 0) return;
   for_float_type(y_TD.dtype(), [&]<typename T>(T) {
     const auto* const ids_TK = numbers<const std::int32_t>(experts.expert_ids_TK);
-    launch_weight_reader(op, up_kernel<T>, dim3(static_cast<unsigned>(num_tokens * top_k), blocks_for(hidden)),
-                         kThreads, numbers<const T>(y_TD), y_TD.stride(), numbers<const T>(experts.w13_E2FD), ids_TK,
-                         top_k, dim, hidden, numbers<T>(a_TKF));
-    launch_weight_reader(op, down_kernel<T>, dim3(static_cast<unsigned>(num_tokens), blocks_for(dim)), kThreads,
+    launch_weight_reader(op, up_kernel<T>, dim3(static_cast<unsigned>(num_tokens * top_k), dots_blocks(hidden)),
+                         kDotsThreads, numbers<const T>(y_TD), y_TD.stride(), numbers<const T>(experts.w13_E2FD),
+                         ids_TK, top_k, dim, hidden, numbers<T>(a_TKF));
+    launch_weight_reader(op, down_kernel<T>, dim3(static_cast<unsigned>(num_tokens), dots_blocks(dim)), kDotsThreads,
                          numbers<const T>(a_TKF), numbers<const T>(experts.w2_EDF), ids_TK,
                          numbers<const float>(experts.weights_TK), top_k, dim, hidden, numbers<T>(out_TD));
   });
