@@ -1,4 +1,5 @@
 #include <nccl_device.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <exception>
@@ -120,12 +121,17 @@ class GinExchange : public CountedExchange {
   }
   ~GinExchange() override {
     if (!connected_ || *aborted_ || std::uncaught_exceptions() > 0) return;
-    end_kernel<<<1, num_threads(), 0, stream_.handle()>>>(comm_, rank_, size_, num_before());
-    stream_.synchronize();
-    TESSERA_NCCL_FUNCTION(ncclDevCommDestroy)(communicator_, &comm_);
+    try {
+      end_kernel<<<1, num_threads(), 0, stream_.handle()>>>(comm_, rank_, size_, num_before());
+      TESSERA_CUDA(cudaGetLastError());
+      stream_.synchronize();
+      TESSERA_NCCL(ncclDevCommDestroy, communicator_, &comm_);
+    } catch (const std::exception& error) {  // the GPU or the network has failed, and the process ends
+      spdlog::error("the end of an exchange between domains: {}", error.what());
+    }
   }
 
-  /// Returns whether NCCL has connected the ranks.
+  /// Returns whether NCCL has connected the ranks. Throws Error if another rank has failed.
   bool connect() {
 #ifdef NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER  // from NCCL 2.29 on
     ncclDevCommRequirements requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
@@ -135,11 +141,14 @@ class GinExchange : public CountedExchange {
     requirements.ginForceEnable = true;  // also between GPUs that NVLink connects
     requirements.ginContextCount = 1;
     requirements.ginSignalCount = 2 * size_;
-    connected_ = TESSERA_NCCL_FUNCTION(ncclDevCommCreate)(communicator_, &requirements, &comm_) == ncclSuccess;
+    const ncclResult_t result = TESSERA_NCCL_FUNCTION(ncclDevCommCreate)(communicator_, &requirements, &comm_);
+    require(result != ncclRemoteError, "NCCL's connection for counted rows: another rank has failed");
+    connected_ = result == ncclSuccess;  // there is no code for "not supported"
     return connected_;
   }
 
   void put(const Tensor& in, const Tensor& num_sent_P, const Tensor& out, const Tensor& num_received_P) override {
+    if (in.num_elements() == 0) return;  // on all ranks
     const auto part = static_cast<std::int64_t>(in.num_bytes()) / size_;
     TESSERA_CHECK(part <= slot_, "parts of {} bytes in buffers for {}", part, slot_);
     const Layout layout{.rank = rank_, .size = size_, .row = part / (in.dim(0) / size_), .part = part, .slot = slot_};

@@ -282,7 +282,10 @@ Fence GpuGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_
   });
 }
 
+bool GpuGroup::is_open_for_counted() const { return counted_ != nullptr && counted_->member_->exchange != nullptr; }
+
 bool GpuGroup::open_counted(std::size_t num_bytes) {
+  TESSERA_CHECK(counted_ == nullptr, "graphs may have recorded the buffers of the exchange that is open");
   // NCCL connects the ranks of a set of shared resources once, so this takes a communicator of its own.
   counted_ = split_communicator(0, member_->rank, member_->size, member_->traffic, member_->stream, /*shares=*/false);
   const Progress::Watched watched(family_->progress, "NCCL's connection for counted rows");

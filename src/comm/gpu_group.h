@@ -71,12 +71,12 @@ class GpuGroup {
   Fence send(const Tensor& x, int to, const std::string& title);
   Fence receive(const Tensor& x, int from, const std::string& title);
 
-  /// Prepares all_to_all_counted() for tensors of up to `num_bytes`, which takes twice this memory. All ranks must call
-  /// it together, and before the first such operation. Returns whether NCCL can do it here. A rank that gets true while
-  /// another one gets false must call close_counted().
+  /// Prepares all_to_all_counted() for tensors of up to `num_bytes`, which takes twice the memory of the other ranks'
+  /// parts. All ranks must call it together, once, before the first such operation. Returns whether NCCL can do it
+  /// here. If any rank gets false, all ranks must call close_counted().
   bool open_counted(std::size_t num_bytes);
   void close_counted() { counted_ = nullptr; }
-  bool is_open_for_counted() const { return counted_ != nullptr; }
+  bool is_open_for_counted() const;
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
 
   /// Returns the stream of the operators that produce and read what this group moves.
@@ -92,7 +92,8 @@ class GpuGroup {
   std::uint64_t position() const;
   /// Puts a mark on the computation's stream.
   void mark() const;
-  /// Aborts all operations of all these groups. The groups cannot be used afterwards.
+  /// Aborts all operations of all these groups. The groups cannot be used afterwards. An exchange of counted rows
+  /// cannot be aborted, because NCCL's kernels wait for signals without end. The process must end then.
   void abort() noexcept;
 
  private:

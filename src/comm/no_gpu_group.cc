@@ -25,6 +25,7 @@ Fence GpuGroup::all_to_all_v(const Tensor&, std::span<const std::int64_t>, const
   refuse();
 }
 bool GpuGroup::open_counted(std::size_t) { refuse(); }
+bool GpuGroup::is_open_for_counted() const { refuse(); }
 Fence GpuGroup::all_to_all_counted(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::string&) {
   refuse();
 }

@@ -97,8 +97,8 @@ class ProcessGroup {
   /// after open_counted(), if NCCL lets kernels send between them. Other GPUs send whole parts.
   Work all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out, const Tensor& num_received_P,
                           std::string_view name);
-  /// Takes memory on a GPU for all_to_all_counted() of tensors of up to `num_bytes`: twice as much. All ranks must call
-  /// it together, before the first such operation. Does nothing on CPUs.
+  /// Takes memory on a GPU for all_to_all_counted() of tensors of up to `num_bytes`: twice the parts of the other
+  /// ranks. All ranks must call it together, once, before the first such operation. Does nothing on CPUs.
   void open_counted(std::size_t num_bytes);
   /// Copies x of rank `root` to x of all ranks.
   Work broadcast(const Tensor& x, int root, std::string_view name);

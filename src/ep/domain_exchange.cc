@@ -18,14 +18,19 @@ DispatchOptions DomainExchange::options_within() const {
   return options;
 }
 
-std::size_t DomainExchange::most_bytes() const {
+std::size_t DomainExchange::part_bytes() const {
   const std::size_t row = std::max(static_cast<std::size_t>(options_.dim) * size_of(options_.dtype),
                                    static_cast<std::size_t>(options_.top_k) * sizeof(float));
-  return static_cast<std::size_t>(num_domains() * options_.max_tokens) * row;
+  return static_cast<std::size_t>(options_.max_tokens) * row;
+}
+
+std::size_t DomainExchange::window_bytes() const {
+  if (options_.device != Device::kCuda || num_domains() == 2) return 0;
+  return 2 * static_cast<std::size_t>(num_domains() - 1) * part_bytes();
 }
 
 void DomainExchange::allocate() {
-  if (window_bytes() > 0) across_.open_counted(most_bytes());
+  if (window_bytes() > 0) across_.open_counted(static_cast<std::size_t>(num_domains()) * part_bytes());
 }
 
 DomainExchangeSaved DomainExchange::allocate_saved(const Context& op, const TokenRouting& chosen) const {
@@ -162,9 +167,9 @@ void DomainExchange::dispatch_backward(const Context& op, const Tensor& d_y_MD, 
   ep::record_call(op, "dispatch_backward", options_, num_ranks_, PayloadPrecision::kDefault, saved.exchange->chosen,
                   saved.layer);
   ep::as_call(turns_, op, /*forks=*/true, [&](const Context& of_call) {
-    const Tensor back = op.arena->allocate(d_weights_MK.shape(), DType::kFloat32);
+    const Tensor back = of_call.arena->allocate(d_weights_MK.shape(), DType::kFloat32);
     Work numbers;
-    if (!op.measuring()) numbers = from_domains(d_weights_MK, back, saved, "weights' gradients");
+    if (!of_call.measuring()) numbers = from_domains(d_weights_MK, back, saved, "weights' gradients");
     return_sums(of_call, d_y_MD, saved, d_y_tD, write, "dispatch backward");
     numbers.wait();
     gather_numbers(of_call, back, saved.exchange->plan.number_of_slot_TK, d_weights_tK);

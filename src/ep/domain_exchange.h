@@ -47,9 +47,7 @@ class DomainExchange {
   /// together.
   void allocate();
   /// Returns the bytes that allocate() may take.
-  std::size_t window_bytes() const {
-    return options_.device == Device::kCuda && num_domains() > 2 ? 2 * most_bytes() : 0;
-  }
+  std::size_t window_bytes() const;
   void set_turns(Turns* turns) { turns_ = turns; }
 
   DomainExchangeSaved allocate_saved(const Context& op, const TokenRouting& chosen) const;
@@ -70,8 +68,8 @@ class DomainExchange {
 
  private:
   int num_domains() const { return across_.size(); }
-  /// Returns the bytes of the largest tensor that crosses.
-  std::size_t most_bytes() const;
+  /// Returns the bytes of a domain's part of the largest tensor that crosses.
+  std::size_t part_bytes() const;
   /// Decides which tokens go where, and tells the other domains how many come.
   void plan(const Context& op, const DispatchSaved& saved);
   /// Sends rows of x, one per token, to the domains, and receives theirs.

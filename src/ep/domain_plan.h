@@ -17,7 +17,8 @@ struct Crossing {
   Tensor num_sent_N;         // tokens per domain
 };
 
-/// Assigns which tokens cross to which domains. A CPU throws InternalError for an expert that no domain has.
+/// Assigns which tokens cross to which domains. A CPU throws InternalError for an expert that no domain has. A GPU
+/// takes it for none.
 void plan_crossing(const Context& context, const Tensor& expert_ids_TK, std::int64_t experts_per_domain,
                    const Crossing& crossing);
 

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     const bool is_token_sent = is_sent(ids, top_k, experts_per_domain, domain);
     for (int k = 0; k < top_k; ++k) {
       std::int32_t& number = number_of_slot_TK[std::int64_t{t} * top_k + k];
-      if (ids[k] < 0 && domain == 0) number = -1;
+      if (domain == 0 && (ids[k] < 0 || ids[k] / experts_per_domain >= num_domains)) number = -1;
       if (ids[k] >= 0 && ids[k] / experts_per_domain == domain) number = (part + place) * top_k + k;
     }
     sent_of_token_TN[std::int64_t{t} * num_domains + domain] = is_token_sent ? part + place : num_domains * num_tokens;

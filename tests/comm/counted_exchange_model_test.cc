@@ -1,8 +1,9 @@
 // Explores all interleavings of the exchange of counted rows (comm/counted_exchange.h) on two and three ranks, over a
-// network that delivers a rank's messages to another one in order, but at any time. One word stands for all rows that a
-// rank sends to another. Checks that every word is read as it was meant, that no buffer is written before it is free,
-// that no rank waits forever, and that nothing arrives at a rank that has ended. Also checks that the search finds a
-// missing step.
+// network that delivers a rank's messages to another one in order, but at any time. A flush waits until all has
+// arrived. NCCL promises less: that the send buffer may be written again. So a real network must deliver what it has
+// taken, even if the sender has ended. One word stands for all rows that a rank sends to another. Checks that every
+// word is read as it was meant, that no buffer is written before it is free, that no rank waits forever, and that
+// nothing arrives at a rank that has ended. Also checks that the search finds a missing step.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -212,14 +212,19 @@ TEST_F(GpuGroups, AllToAllOfRows) {
   });
 }
 
-/// Rank a sends the first (3a + b + n) · 97 % 301 of 300 rows to rank b in exchange n. Rows have 6 bytes or 16. If
-/// kernels send, the rows behind these do not arrive. Else whole parts do.
+/// Rank a sends the first (3a + b + n) · 97 % 301 of 300 rows to rank b in exchange n. In exchange 3 it sends none, if
+/// a + b is odd, and all in exchange 4. Rows have 6 bytes or 16. If kernels send, the rows behind these do not arrive.
+/// Else whole parts do.
 void exchange_counted_rows(bool in_kernels) {
-  constexpr std::int64_t kPart = 300;
+  static constexpr std::int64_t kPart = 300;
   on_gpus([&](Rank& r) {
     const int size = r.world.size(), own = r.world.rank();
     if (in_kernels) r.world.open_counted(static_cast<std::size_t>(size * kPart * 16));
-    const auto rows = [](int from, int to, int round) { return (3 * from + to + round) * 97 % 301; };
+    const auto rows = [](int from, int to, int round) {
+      if ((from + to) % 2 == 1 && round == 3) return 0;
+      if ((from + to) % 2 == 1 && round == 4) return static_cast<int>(kPart);
+      return (3 * from + to + round) * 97 % 301;
+    };
     const auto number_of = [](int from, int to, std::int64_t i) {
       return static_cast<float>((from * 8 + to + i) % 251);
     };

@@ -190,12 +190,13 @@ TEST_F(MemoryAdvice, OfGpusThatAreNotThere) {
   EXPECT_EQ(plan.windows,
             flags + counts + 8 * tokens * 4 + 8 * tokens * 3 * 8 + 2 * rows * row + 3 * tokens * row + tokens * 3 * 4);
   // With 4 domains of 2 ranks there are 2 sources, 4 times the tokens, and 2 experts. 2 ranks make a token's sums.
+  // Buffers for what crosses have a part for each of the 3 other domains.
   MeshDegrees domains = given.mesh_degrees();
   domains.ep_domain = 2;
   const std::size_t many = 4 * tokens;
   EXPECT_EQ(memory_plan({given, Device::kCuda, resolve(domains, 8)}, 5, Recompute::kSelective, 4).windows,
             2 * 2 * kAlignment + kAlignment + 2 * many * 4 + 2 * many * 3 * 8 + 2 * rows * row + 2 * many * row +
-                many * 3 * 4);
+                many * 3 * 4 + 2 * 3 * tokens * row);
 }
 
 }  // namespace
