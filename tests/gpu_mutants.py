@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Shows that the GPU's gradient tests notice kernels that scale or add up wrongly, and exchanges that are missing.
 
-    tests/gpu_mutants.py BUILD [--meshes] [--only PART] [--jobs N]
+    tests/gpu_mutants.py BUILD [--of gradients|meshes|decoding] [--only PART] [--jobs N]
 
 Each mutant changes one line of a source. The script compiles that source beside the build's objects and links it with
-them. The case of CudaGradients that runs the kernel must then fail, or with --meshes that of GradientsOnGpus. The
-sources and the build do not change. The script needs a GPU and a build with test_step_cuda. It prints
-a line per mutant, and fails if a mutant passes its test.
+them. The case of CudaGradients that runs the kernel must then fail, of GradientsOnGpus for meshes, or an operator's
+test for decoding. The sources and the build do not change. The script needs a GPU and a build with these tests. It
+prints a line per mutant, and fails if a mutant passes its test.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TARGET = "tests/step/test_step_cuda"
 FP8, EXACT, BF16 = "sm90_grouped_gemm_fp8", "sm90_grouped_gemm_exact", "sm90_grouped_gemm"
 
 # Each mutant is: the description of what is wrong, the file in src that changes, the text to replace, its
@@ -107,7 +106,7 @@ MUTANTS = [
      "mxfp8_output"),
 ]
 
-# These drop one exchange between ranks. Cases of GradientsOnGpus must fail. `--meshes` runs them, on two GPUs.
+# These drop one exchange between ranks. Cases of GradientsOnGpus must fail. They need two GPUs.
 MESH_MUTANTS = [
     ("FSDP: a unit's gradients are not summed", "params/unit_slots.cc",
      "bucket.unit != slot.unit || !table_->sharded(bucket)",
@@ -133,11 +132,38 @@ MESH_MUTANTS = [
      "ops/kit/call_stream.cc", "ep2_in_turns_direct_bfloat16"),
 ]
 
+# These change operators of decoding. The operators' tests must fail.
+DECODING_MUTANTS = [
+    ("products of few rows do not wait for the rows", "ops/gemm/gemm_cuda.cu",
+     "dots(of_column, product.k);\n  wait_for_kernel_before();", "dots(of_column, product.k);",
+     "ops/gemm/gemm_cuda.cu", "GemmCuda.OfFewRowsThatComeLate"),
+    ("products of few rows and a plain matrix do not wait for the rows", "ops/gemm/gemm_cuda.cu",
+     "load(warp);\n  wait_for_kernel_before();", "load(warp);", "ops/gemm/gemm_cuda.cu",
+     "GemmCuda.OfFewRowsThatComeLate"),
+    ("long products of few rows use the first weights again", "ops/kit/dots.cuh", "if (begin > first()) load(begin);",
+     "", "ops/gemm/gemm_cuda.cu", "GemmCuda.Shapes"),
+    ("products of few rows and a plain matrix miss a warp", "ops/gemm/gemm_cuda.cu", "w < kPlainWarps; ++w",
+     "w < kPlainWarps - 1; ++w", "ops/gemm/gemm_cuda.cu", "GemmCuda.OfABatch"),
+    ("experts: the second kernel may begin before the choices are there", "ops/routing/routed_ffn_cuda.cu",
+     "wait_for_kernel_before();\n  let_next_kernel_begin();", "let_next_kernel_begin();\n  wait_for_kernel_before();",
+     "ops/routing/routed_ffn_cuda.cu", "RoutedFfnCuda.OfTokensOrChoicesThatComeLate"),
+    ("experts: all choices have the first one's weight", "ops/routing/routed_ffn_cuda.cu", "sum += weights_TK[slot]",
+     "sum += weights_TK[t * top_k]", "ops/routing/routed_ffn_cuda.cu", "RoutedFfnCuda.AsOnTheCpu"),
+    ("experts: gate and up change places", "ops/routing/routed_ffn_cuda.cu", "{gate_D, gate_D + hidden * dim}",
+     "{gate_D + hidden * dim, gate_D}", "ops/routing/routed_ffn_cuda.cu", "RoutedFfnCuda.AsOnTheCpu"),
+]
+
+STEP_TEST, OPERATORS_TEST = "tests/step/test_step_cuda", "tests/ops/test_ops_cuda"
+# Of each kind: the mutants, the test program, and the filter that chooses a mutant's case.
+KINDS = {"gradients": (MUTANTS, STEP_TEST, "*CudaGradients*/{}"),
+         "meshes": (MESH_MUTANTS, STEP_TEST, "*GradientsOnGpus*/{}"),
+         "decoding": (DECODING_MUTANTS, OPERATORS_TEST, "{}")}
+
 
 def problems():
     """Returns the mutants that no longer fit the sources. `make test` expects none."""
     found = []
-    for what, changed, before, _, source, _ in MUTANTS + MESH_MUTANTS:
+    for what, changed, before, _, source, _ in MUTANTS + MESH_MUTANTS + DECODING_MUTANTS:
         for path in (changed, source):
             if not (ROOT / "src" / path).exists():
                 found.append(f"{what}: no src/{path}")
@@ -160,13 +186,13 @@ def must(command, folder):
         sys.exit(f"{command}\n{said}")
 
 
-def link_command(build, objects, output):
+def link_command(test, build, objects, output):
     """Returns the command that links the test with `objects` before the libraries. The linker then ignores the
     libraries' versions of these objects."""
-    _, commands = run(f"ninja -t commands {TARGET}", build)
+    _, commands = run(f"ninja -t commands {test}", build)
     parts = commands.strip().splitlines()[-1].split(" && ")
-    link = next(part for part in parts if f"-o {TARGET} " in part)
-    return link.replace(f"-o {TARGET} ", f"-o {output} {objects} ")
+    link = next(part for part in parts if f"-o {test} " in part)
+    return link.replace(f"-o {test} ", f"-o {output} {objects} ")
 
 
 def of_unity(source, commands, target):
@@ -180,7 +206,7 @@ def of_unity(source, commands, target):
     sys.exit(f"no command compiles src/{source}")
 
 
-def make(mutant, number, build, commands, scratch):
+def make(mutant, test, number, build, commands, scratch):
     """Builds the test program with the mutant, and returns the program's path."""
     _, changed, before, after, source, _ = mutant
     copy, made, program = (scratch / f"{number}.{what}" for what in ("src", "o", "test"))
@@ -190,14 +216,14 @@ def make(mutant, number, build, commands, scratch):
     command = commands.get(str(ROOT / "src" / source)) or of_unity(source, commands, scratch / f"{number}.cxx")
     command = command.replace(str(ROOT / "src"), str(copy))
     must(re.sub(r" -o \S+", f" -o {made}", command), build)
-    must(link_command(build, made, program), build)
+    must(link_command(test, build, made, program), build)
     return program
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=pathlib.Path)
-    parser.add_argument("--meshes", action="store_true", help="mutants of what several GPUs exchange")
+    parser.add_argument("--of", choices=KINDS, default="gradients", help="what the mutants change")
     parser.add_argument("--only", default="", help="mutants whose description has this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     args = parser.parse_args()
@@ -206,16 +232,16 @@ def main():
         sys.exit("\n".join(problems()))
     build = args.build.resolve()
     commands = {one["file"]: one["command"] for one in json.loads((build / "compile_commands.json").read_text())}
-    suite = "GradientsOnGpus" if args.meshes else "CudaGradients"
-    mutants = [mutant for mutant in (MESH_MUTANTS if args.meshes else MUTANTS) if args.only in mutant[0]]
+    all_mutants, test_program, case = KINDS[args.of]
+    mutants = [mutant for mutant in all_mutants if args.only in mutant[0]]
     survivors = 0
     with (tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool,
           concurrent.futures.ThreadPoolExecutor(4) as tests):
-        programs = [pool.submit(make, mutant, number, build, commands, pathlib.Path(folder))
+        programs = [pool.submit(make, mutant, test_program, number, build, commands, pathlib.Path(folder))
                     for number, mutant in enumerate(mutants)]
 
         def test(program, mutant):
-            return run(f"{program.result()} --gtest_filter=*{suite}*/{mutant[-1]}", build)
+            return run(f"{program.result()} --gtest_filter={case.format(mutant[-1])}", build)
 
         for mutant, (status, said) in zip(mutants, tests.map(test, programs, mutants)):
             # A test that fails says which parameters are wrong. A program that ends in another way has shown nothing.

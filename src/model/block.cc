@@ -85,7 +85,7 @@ void Block::forward_saving(const LayerContext& context, const Tensor& x_tD, Bloc
   const GemmOperand y_tD = norm_output(ffn_forms, saved.ffn_y_tD);
   ffn_norm_.residual_forward(context, x_tD, branch_tD, saved.mid_tD, y_tD, saved.ffn_rstd_t);
   // The network's output takes the place of the attention's.
-  const Tensor ffn_tD = out_tD.defined() ? branch_tD : Tensor(), shared_tD = shared_in(out_tD);
+  const Tensor ffn_tD = out_tD.defined() ? branch_tD : Tensor(), shared_tD = shared_output(out_tD);
   if (feed_forward_) {
     feed_forward_->forward(context, y_tD, saved.ffn_h_T2I, ffn_tD);
   } else {
@@ -100,7 +100,7 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
   const Context& op = context.op;
   const ArenaScope scope(*op.arena);
   const Tensor rstd_T = context.allocate({x_TD.dim(0)}, DType::kFloat32);
-  const Tensor mid_TD = context.allocate(x_TD.shape()), shared_TD = shared_in(out_TD);
+  const Tensor mid_TD = context.allocate(x_TD.shape()), shared_TD = shared_output(out_TD);
   const Tensor norm_TD = context.allocate(x_TD.shape()), branch_TD = context.allocate(x_TD.shape());
   attention_norm_.forward(context, x_TD, norm_TD, rstd_T);
   attention_.decode(context, norm_TD, slot_T, cache_SPN, branch_TD);

@@ -9,6 +9,7 @@
 #include "mx/quantized.h"
 #include "ops/kit/gemm_operand.h"
 #include "ops/runtime/runtime.h"
+#include "tests/gpu_delay.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {
@@ -100,6 +101,40 @@ class ParityTest : public OperatorTest {
                 bound_for(output.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32, float_bound))
           << "output " << i << " " << output.shape().to_string();
     });
+  }
+
+  /// Does the same where weights are constant, and an operand comes late on the GPU: the kernel in front writes `late`
+  /// when those behind it could have begun. Until then it has the bytes of `stale`. Also does it as a graph.
+  template <typename Run>
+  void expect_close_though_late(const Tensor& late, const Tensor& stale, Run&& run,
+                                const std::vector<Tensor>& outputs) {
+    constexpr int kMicroseconds = 300;
+    const auto as_decoded = [&](const Side& side, bool is_graph) {
+      Side decoded = side;
+      decoded.op.weights_are_constant = true;
+      run(decoded);
+      if (side.op.target() == Device::kCpu) return;
+      // Now the operands are there, and the kernels are loaded.
+      const cuda::Stream& stream = runtime_->stream();
+      std::byte* const numbers = memory_.allocate_bytes(late.num_bytes());
+      cuda::copy_bytes(stream, late.raw(), late.num_bytes(), numbers);
+      cuda::copy_bytes(stream, stale.raw(), late.num_bytes(), side(late).raw());
+      for (const Tensor& output : outputs) {
+        TESSERA_CUDA(cudaMemsetAsync(side(output).raw(), 0xff, output.num_bytes(), stream.handle()));
+      }
+      const auto run_late = [&] {
+        put_late_copy(stream, numbers, late.num_bytes(), kMicroseconds, side(late).raw());
+        run(decoded);
+      };
+      if (!is_graph) return run_late();
+      const cuda::Graph graph(stream, run_late);
+      graph.launch(stream);
+      runtime_->synchronize();
+    };
+    for (const bool is_graph : {false, true}) {
+      SCOPED_TRACE(is_graph ? "as a graph" : "on a stream");
+      expect_close([&](const Side& side) { as_decoded(side, is_graph); }, outputs);
+    }
   }
 
   /// Calls `run(side)` on the GPU only. Then the outputs have its results.

@@ -1,7 +1,7 @@
 #include <cooperative_groups.h>
 
 #include "ops/attention/mla_decode.h"
-#include "ops/kit/launch.cuh"
+#include "ops/kit/reduce.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -15,6 +15,8 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
                                      std::int64_t rope_stride, const std::int32_t* slots, const std::int32_t* positions,
                                      std::int64_t num_slots, std::int64_t num_positions, int num_latent, int num_rope,
                                      T* cache) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   const std::int64_t t = blockIdx.x, slot = slots[t], position = positions[t];
   // A token outside the cache is skipped, because a GPU cannot throw.
   if (slot < 0 || slot >= num_slots || position < 0 || position >= num_positions) return;
@@ -90,6 +92,7 @@ __global__ void __launch_bounds__(kThreads) __cluster_dims__(1, 1, kBlocks)
     decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,
                   const std::int32_t* positions, std::int64_t num_slots, std::int64_t num_positions, T* o_latent) {
   let_next_kernel_begin();
+  wait_for_kernel_before();
   constexpr int kGroups = kMaxRow / kWarp / kCount;
   extern __shared__ float sums_of[];  // [kWarps + 1][latent]: of each warp, and of the block
   __shared__ float largest[kWarps], totals[kWarps];
@@ -122,9 +125,7 @@ __global__ void __launch_bounds__(kThreads) __cluster_dims__(1, 1, kBlocks)
 #pragma unroll
       for (int i = 0; i < kCount; ++i) score += query[g][i] * key[g][i];
     }
-#pragma unroll
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) score += __shfl_xor_sync(~0u, score, distance);
-    score *= dims.scale;
+    score = sum_of_warp(score) * dims.scale;
     if (score > max) {
       const float shrink = expf(max - score);
       max = score;
@@ -161,11 +162,11 @@ void store_latents(const Context& op, const Tensor& latent_TC, const Tensor& k_r
                    const Tensor& position_T, const Tensor& cache_SPN) {
   if (op.measuring() || latent_TC.dim(0) == 0) return;
   for_float_type(latent_TC.dtype(), [&]<typename T>(T) {
-    store_latents_kernel<T><<<static_cast<unsigned>(latent_TC.dim(0)), kThreads, 0, stream_of(op)>>>(
-        numbers<const T>(latent_TC), latent_TC.stride(), numbers<const T>(k_rope_TR), k_rope_TR.stride(),
-        numbers<const std::int32_t>(slot_T), numbers<const std::int32_t>(position_T), cache_SPN.dim(0),
-        cache_SPN.dim(1), static_cast<int>(latent_TC.dim(1)), static_cast<int>(k_rope_TR.dim(1)),
-        numbers<T>(cache_SPN));
+    launch_early(op, store_latents_kernel<T>, static_cast<unsigned>(latent_TC.dim(0)), kThreads, 0,
+                 numbers<const T>(latent_TC), latent_TC.stride(), numbers<const T>(k_rope_TR), k_rope_TR.stride(),
+                 numbers<const std::int32_t>(slot_T), numbers<const std::int32_t>(position_T), cache_SPN.dim(0),
+                 cache_SPN.dim(1), static_cast<int>(latent_TC.dim(1)), static_cast<int>(k_rope_TR.dim(1)),
+                 numbers<T>(cache_SPN));
   });
 }
 
@@ -181,10 +182,10 @@ void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOpe
     for_lanes(fits, [&](auto lanes) {
       const dim3 grid(static_cast<unsigned>(num_tokens), static_cast<unsigned>(dims.num_heads), kBlocks);
       const std::size_t shared_bytes = static_cast<std::size_t>((kWarps + 1) * dims.dim_latent) * sizeof(float);
-      decode_kernel<T, decltype(lanes)::value><<<grid, kThreads, shared_bytes, stream_of(op)>>>(
-          dims, numbers<const T>(operands.q), numbers<const T>(operands.q_latent), numbers<const T>(cache),
-          numbers<const std::int32_t>(operands.slot_T), numbers<const std::int32_t>(operands.position_T), cache.dim(0),
-          cache.dim(1), numbers<T>(o_latent));
+      launch_early(op, decode_kernel<T, decltype(lanes)::value>, grid, kThreads, shared_bytes, dims,
+                   numbers<const T>(operands.q), numbers<const T>(operands.q_latent), numbers<const T>(cache),
+                   numbers<const std::int32_t>(operands.slot_T), numbers<const std::int32_t>(operands.position_T),
+                   cache.dim(0), cache.dim(1), numbers<T>(o_latent));
     });
   });
 }

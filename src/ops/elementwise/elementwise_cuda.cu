@@ -23,6 +23,8 @@ __global__ void convert_kernel(const From* source, std::int64_t source_stride, T
 
 template <typename A, typename B, int kCount>
 __global__ void add_kernel(const A* a, const B* b, A* sum, const A* c, std::int64_t size) {
+  let_next_kernel_begin();
+  wait_for_kernel_before();
   for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount; i < size;
        i += std::int64_t{gridDim.x} * kThreads * kCount) {
     float x[kCount], y[kCount], z[kCount] = {};
@@ -111,8 +113,9 @@ void add(const Context& op, const Tensor& a, const Tensor& b, const Tensor& sum,
     constexpr int kCount = decltype(lanes)::value;
     for_float_type(a.dtype(), [&]<typename A>(A) {
       for_float_type(b.dtype(), [&]<typename B>(B) {
-        add_kernel<A, B, kCount><<<grid_for(op, (size + kCount - 1) / kCount, kThreads), kThreads, 0, stream_of(op)>>>(
-            numbers<A>(a), numbers<B>(b), numbers<A>(sum), c.defined() ? numbers<A>(c) : nullptr, size);
+        launch_early(op, add_kernel<A, B, kCount>,
+                     static_cast<unsigned>(grid_for(op, (size + kCount - 1) / kCount, kThreads)), kThreads, 0,
+                     numbers<A>(a), numbers<B>(b), numbers<A>(sum), c.defined() ? numbers<A>(c) : nullptr, size);
       });
     });
   });

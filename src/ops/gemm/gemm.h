@@ -1,4 +1,4 @@
-// Dense matrix products with float32 accumulation.
+// Dense matrix products with float32 accumulation. Where the context says that weights are constant, b must be one.
 #pragma once
 
 #include "ops/runtime/context.h"

@@ -73,64 +73,79 @@ __global__ void sum_parts_kernel(const float* parts, std::int64_t m, std::int64_
   }
 }
 
-/// Computes a column of c [m, n] = a · bᵀ per warp, for products of a batch along y. m is at most kRows.
+/// Describes c [m, n] = a · b or a · bᵀ of contraction k, for products of a batch along y of the grid.
+template <typename T, typename Out>
+struct FewRows {
+  const T *a, *b;
+  Out* c;
+  std::int64_t m, n, k, stride_a, stride_b, stride_c;
+  bool accumulates;
+  GemmBatch batch;
+
+  __device__ const T* row_of_a(std::int64_t r) const {
+    return a + blockIdx.y * batch.step_a + min(r, m - 1) * stride_a;  // rows that do not exist repeat the last
+  }
+  __device__ const T* row_of_b(std::int64_t i) const { return b + blockIdx.y * batch.step_b + i * stride_b; }
+  __device__ Out& at(std::int64_t row, std::int64_t column) const {
+    return c[blockIdx.y * batch.step_c + row * stride_c + column];
+  }
+};
+
+/// Computes a · bᵀ, a column per warp. m is at most kRows.
 template <typename T, typename Out, int kRows>
-__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks)
-    few_rows_kernel(const T* a, const T* b, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t stride_a,
-                    std::int64_t stride_b, std::int64_t stride_c, bool accumulates, const GemmBatch batch, Out* c) {
+__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks) few_rows_transposed_kernel(const FewRows<T, Out> product) {
   const std::int64_t column = std::int64_t{blockIdx.x} * kDotsWarps + threadIdx.x / kWarp;
-  if (column >= n) return;
-  const T* const of_column[1] = {b + blockIdx.y * batch.step_b + column * stride_b};
+  if (column >= product.n) return;
+  const T* const of_column[1] = {product.row_of_b(column)};
   const T* rows[kRows];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) rows[r] = a + blockIdx.y * batch.step_a + min(std::int64_t{r}, m - 1) * stride_a;
+  for (int r = 0; r < kRows; ++r) rows[r] = product.row_of_a(r);
   let_next_kernel_begin();
-  DotsOfWarp<T, 1> dots(of_column, k);
+  DotsOfWarp<T, 1> dots(of_column, product.k);
   wait_for_kernel_before();
   float sums[1][kRows];
   dots.with(rows, sums);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (threadIdx.x % kWarp != r || r >= m) continue;
-    Out& target = c[blockIdx.y * batch.step_c + r * stride_c + column];
-    target = from_float<Out>(accumulates ? to_float(target) + sums[0][r] : sums[0][r]);
+    if (threadIdx.x % kWarp != r || r >= product.m) continue;
+    Out& target = product.at(r, column);
+    target = from_float<Out>(product.accumulates ? to_float(target) + sums[0][r] : sums[0][r]);
   }
 }
 
-constexpr int kAcrossWarps = 8, kAcrossColumns = kWarp * kLanes;
+constexpr int kPlainWarps = 8, kPlainColumns = kWarp * kLanes;
 
-/// Computes kAcrossColumns columns of c [m, n] = a · b per block, for products of a batch along y. m is at most kRows.
-/// The block's warps share the contraction, and each lane has kLanes columns.
-template <typename T, int kRows>
-__global__ void __launch_bounds__(kAcrossWarps* kWarp)
-    few_rows_across_kernel(const T* a, const T* b, std::int64_t m, std::int64_t n, std::int64_t k,
-                           std::int64_t stride_a, std::int64_t stride_b, std::int64_t stride_c, const GemmBatch batch,
-                           T* c) {
+/// Computes a · b, kPlainColumns columns per block. The block's warps take rows of b in turn, and each lane has kLanes
+/// columns. m is at most kRows.
+template <typename T, typename Out, int kRows>
+__global__ void __launch_bounds__(kPlainWarps* kWarp) few_rows_plain_kernel(const FewRows<T, Out> product) {
   constexpr int kAhead = 16 / sizeof(T);  // rows of b that are loaded before the first is used
-  __shared__ float parts[kAcrossWarps][kAcrossColumns];
+  __shared__ float parts[kPlainWarps][kPlainColumns];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const std::int64_t first_column = std::int64_t{blockIdx.x} * kAcrossColumns, column = first_column + lane * kLanes;
-  a += blockIdx.y * batch.step_a;
-  b += blockIdx.y * batch.step_b + column;
-  float sums[kRows][kLanes] = {};
-  let_next_kernel_begin();
-  for (std::int64_t first = warp; first < k; first += kAhead * kAcrossWarps) {
-    PackedLanes<T> weights[kAhead];
+  const std::int64_t first_column = std::int64_t{blockIdx.x} * kPlainColumns, column = first_column + lane * kLanes;
+  PackedLanes<T> weights[kAhead];
+  const auto load = [&](std::int64_t first) {
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
-      const std::int64_t i = first + step * kAcrossWarps;
-      weights[step].load(b + i * stride_b, i < k && column < n);
+      const std::int64_t i = first + step * kPlainWarps;
+      weights[step].load(product.row_of_b(i) + column, i < product.k && column < product.n);
     }
-    wait_for_kernel_before();
+  };
+  let_next_kernel_begin();
+  load(warp);
+  wait_for_kernel_before();
+  float sums[kRows][kLanes] = {};
+  for (std::int64_t first = warp; first < product.k; first += kAhead * kPlainWarps) {
+    if (first > warp) load(first);
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
-      const std::int64_t i = first + step * kAcrossWarps;
-      if (i >= k) continue;
+      const std::int64_t i = first + step * kPlainWarps;
+      if (i >= product.k) continue;
       float of_row[kLanes];
       weights[step].unpack(of_row);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const float x = to_float(a[min(std::int64_t{r}, m - 1) * stride_a + i]);
+        const float x = to_float(product.row_of_a(r)[i]);
 #pragma unroll
         for (int l = 0; l < kLanes; ++l) sums[r][l] += x * of_row[l];
       }
@@ -138,75 +153,72 @@ __global__ void __launch_bounds__(kAcrossWarps* kWarp)
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (r >= m) continue;
+    if (r >= product.m) continue;
     __syncthreads();
 #pragma unroll
     for (int l = 0; l < kLanes; ++l) parts[warp][lane * kLanes + l] = sums[r][l];
     __syncthreads();
-    for (int i = threadIdx.x; i < kAcrossColumns && first_column + i < n; i += kAcrossWarps * kWarp) {
+    for (int i = threadIdx.x; i < kPlainColumns && first_column + i < product.n; i += kPlainWarps * kWarp) {
       float sum = 0.0f;
-      for (int w = 0; w < kAcrossWarps; ++w) sum += parts[w][i];
-      c[blockIdx.y * batch.step_c + r * stride_c + first_column + i] = from_float<T>(sum);
+      for (int w = 0; w < kPlainWarps; ++w) sum += parts[w][i];
+      Out& target = product.at(r, first_column + i);
+      target = from_float<Out>(product.accumulates ? to_float(target) + sum : sum);
     }
   }
 }
 
-/// Returns whether the matrices of a batch begin at multiples of 16 bytes, if the first one does.
-bool steps_fit(const Tensor& x, std::int64_t step) {
-  return step * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0;
-}
-
-/// Returns whether few_rows_kernel computes the products. The library's kernels read b at a lower rate then.
-bool has_few_rows(const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const GemmBatch& batch) {
-  return !transpose_a && transpose_b && a.dim(0) <= kFewRows && in_lanes(a, b) && steps_fit(a, batch.step_a) &&
-         steps_fit(b, batch.step_b);
-}
-
-/// Calls launch(std::integral_constant<int, N>) with the N rows that a kernel computes m rows with.
-template <typename Launch>
-void for_few_rows(std::int64_t m, Launch&& launch) {
-  if (m == 1) {
-    launch(std::integral_constant<int, 1>{});
-  } else if (m <= 4) {
-    launch(std::integral_constant<int, 4>{});
-  } else {
-    launch(std::integral_constant<int, kFewRows>{});
-  }
-}
-
-void few_rows_gemm(const Context& op, const Tensor& a, const Tensor& b, const Tensor& c, Write write,
-                   const GemmBatch& batch) {
-  if (op.measuring()) return;
+/// Computes the products with these kernels, which read b faster than the library's, and returns true. Returns false if
+/// they do not take the operands. One product of a plain b has too few blocks for them.
+bool few_rows_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
+                   const Tensor& c, Write write, const GemmBatch& batch) {
+  const auto step_fits = [](const Tensor& x, std::int64_t step) {
+    return step * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0;
+  };
   const std::int64_t m = c.dim(0), n = c.dim(1);
-  const dim3 grid(dots_blocks(n), static_cast<unsigned>(batch.count));
+  const bool fits = m <= kFewRows && !transpose_a && in_lanes(b) && step_fits(b, batch.step_b) &&
+                    (transpose_b ? in_lanes(a) && step_fits(a, batch.step_a) : batch.count > 1);
+  if (!fits || op.measuring()) return fits;
+  const unsigned num_blocks =
+      transpose_b ? dots_blocks(n) : static_cast<unsigned>((n + kPlainColumns - 1) / kPlainColumns);
+  const dim3 grid(num_blocks, static_cast<unsigned>(batch.count));
   for_float_type(a.dtype(), [&]<typename T>(T) {
     for_float_type(c.dtype(), [&]<typename Out>(Out) {
       if constexpr (sizeof(Out) < sizeof(T)) return;  // no such product: see gemm.h
-      for_few_rows(m, [&](auto rows) {
-        launch_weight_reader(op, few_rows_kernel<T, Out, decltype(rows)::value>, grid, kDotsThreads,
-                             numbers<const T>(a), numbers<const T>(b), m, n, a.dim(1), a.stride(), b.stride(),
-                             c.stride(), write == Write::kAccumulate, batch, numbers<Out>(c));
-      });
+      const FewRows<T, Out> product{.a = numbers<const T>(a),
+                                    .b = numbers<const T>(b),
+                                    .c = numbers<Out>(c),
+                                    .m = m,
+                                    .n = n,
+                                    .k = a.dim(1),
+                                    .stride_a = a.stride(),
+                                    .stride_b = b.stride(),
+                                    .stride_c = c.stride(),
+                                    .accumulates = write == Write::kAccumulate,
+                                    .batch = batch};
+      const auto launch = [&](auto rows) {
+        constexpr int kRows = decltype(rows)::value;
+        if (transpose_b) {
+          launch_early(op, few_rows_transposed_kernel<T, Out, kRows>, grid, kDotsThreads, 0, product);
+        } else {
+          launch_early(op, few_rows_plain_kernel<T, Out, kRows>, grid, kPlainWarps * kWarp, 0, product);
+        }
+      };
+      if (m == 1) {
+        launch(std::integral_constant<int, 1>{});
+      } else if (m <= 4) {
+        launch(std::integral_constant<int, 4>{});
+      } else {
+        launch(std::integral_constant<int, kFewRows>{});
+      }
     });
   });
-}
-
-void few_rows_across(const Context& op, const Tensor& a, const Tensor& b, const Tensor& c, const GemmBatch& batch) {
-  if (op.measuring()) return;
-  const std::int64_t m = c.dim(0), n = c.dim(1);
-  const dim3 grid(static_cast<unsigned>((n + kAcrossColumns - 1) / kAcrossColumns), static_cast<unsigned>(batch.count));
-  for_float_type(a.dtype(), [&]<typename T>(T) {
-    for_few_rows(m, [&](auto rows) {
-      launch_weight_reader(op, few_rows_across_kernel<T, decltype(rows)::value>, grid, kAcrossWarps * kWarp,
-                           numbers<const T>(a), numbers<const T>(b), m, n, a.dim(1), a.stride(), b.stride(), c.stride(),
-                           batch, numbers<T>(c));
-    });
-  });
+  return true;
 }
 
 /// Multiplies a float32 a by a bfloat16 b.
-void gemm_in_parts(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
-                   const Tensor& c, Write write) {
+void gemm_in_parts(Context op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+                   Write write) {
+  op.weights_are_constant = false;  // the products' operands are copies that are made here
   const ArenaScope scope(*op.arena);
   const Tensor parts = op.arena->allocate({a.dim(0), kParts * a.dim(1)}, DType::kBFloat16);
   if (!op.measuring()) {
@@ -258,16 +270,13 @@ void blas_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tenso
 void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write) {
   if (a.dtype() != b.dtype()) return gemm_in_parts(op, a, transpose_a, b, transpose_b, c, write);
-  if (has_few_rows(a, transpose_a, b, transpose_b, {})) return few_rows_gemm(op, a, b, c, write, {});
+  if (few_rows_gemm(op, a, transpose_a, b, transpose_b, c, write, {})) return;
   blas_gemm(op, a, transpose_a, b, transpose_b, c, write);
 }
 
 void batched_gemm(const Context& op, const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c,
                   const GemmBatch& batch) {
-  if (has_few_rows(a, false, b, transpose_b, batch)) return few_rows_gemm(op, a, b, c, Write::kAssign, batch);
-  if (!transpose_b && a.dim(0) <= kFewRows && in_lanes(b) && steps_fit(b, batch.step_b)) {
-    return few_rows_across(op, a, b, c, batch);
-  }
+  if (few_rows_gemm(op, a, false, b, transpose_b, c, Write::kAssign, batch)) return;
   blas_gemm(op, a, false, b, transpose_b, c, Write::kAssign, {}, batch);
 }
 

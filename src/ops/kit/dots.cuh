@@ -1,8 +1,8 @@
-// Dot products for matrices of a few rows, as in decoding. They take as long as their weights take to be read. So each
-// weight is read once, and a warp has many loads on their way.
+// Dot products for matrices of a few rows, as in decoding. They take as long as their weights take to be read. So a
+// warp reads a weight once for all rows, and has many loads on their way.
 #pragma once
 
-#include "ops/kit/launch.cuh"
+#include "ops/kit/reduce.cuh"
 
 namespace tessera::cuda {
 
@@ -90,10 +90,7 @@ class DotsOfWarp {
 #pragma unroll
     for (auto& of_column : sums) {
 #pragma unroll
-      for (float& sum : of_column) {
-#pragma unroll
-        for (int distance = kWarp / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-      }
+      for (float& sum : of_column) sum = sum_of_warp(sum);
     }
   }
 

@@ -61,24 +61,26 @@ inline int grid_for(const Context& op, std::int64_t items, int threads) {
   return static_cast<int>(std::clamp<std::int64_t>(blocks, 1, op.cuda->num_sms() * kBlocksPerSm));
 }
 
-// Programmatic dependent launch (CUDA C++ Programming Guide). A kernel begins early if it was launched so, and if each
-// block of the kernel in front has ended or has called let_next_kernel_begin(). Until it calls
-// wait_for_kernel_before(), it may read what no kernel writes, and what kernels wrote that ended before the one in
-// front let it begin. Kernels that are launched in the usual way begin when all work in front has ended, and both calls
-// do nothing.
+// Programmatic dependent launch (CUDA C++ Programming Guide). A kernel that is launched early may begin as soon as each
+// block of the kernel in front has ended or has called let_next_kernel_begin(), however that one was launched. So it
+// must wait_for_kernel_before(), which returns when the kernel in front has ended and all that it wrote can be seen.
+// Kernels that are launched in the usual way begin when all work in front has ended, and do not wait there.
 __device__ inline void let_next_kernel_begin() { cudaTriggerProgrammaticLaunchCompletion(); }
 __device__ inline void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
 
-/// Launches a kernel that calls wait_for_kernel_before(), and reads only weights before that. It begins early if the
-/// weights are constant.
+/// Launches a kernel that calls wait_for_kernel_before(), and before that touches nothing but weights. (One kernel also
+/// reads what the one two in front of it wrote: routed_ffn_cuda.cu says why it may.) It begins early where weights are
+/// constant, as in decoding.
 template <typename... Params, typename... Args>
-void launch_weight_reader(const Context& op, void (*kernel)(Params...), dim3 grid, int threads, const Args&... args) {
+void launch_early(const Context& op, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes,
+                  const Args&... args) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = op.weights_are_constant ? 1 : 0;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream_of(op);
   config.attrs = &attribute;
   config.numAttrs = 1;

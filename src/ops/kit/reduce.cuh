@@ -7,12 +7,19 @@ namespace tessera::cuda {
 
 inline constexpr int kMaxThreads = 1024;
 
+/// Returns the sum over a warp's lanes in all of them.
+template <typename Number>
+__device__ Number sum_of_warp(Number x) {
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(kAllLanes, x, lanes);
+  return x;
+}
+
 /// Returns the sum over a block's threads (whole warps) in all of them. `slots` has one number per warp in shared
 /// memory. It must not be used again before the next barrier.
 template <typename Number>
 __device__ Number sum_of_block(Number sum, Number* slots) {
-#pragma unroll
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  sum = sum_of_warp(sum);
   if (blockDim.x <= kWarp) return sum;
   if (threadIdx.x % kWarp == 0) slots[threadIdx.x / kWarp] = sum;
   __syncthreads();

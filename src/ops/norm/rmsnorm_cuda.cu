@@ -26,15 +26,14 @@ struct ForwardArgs {
 };
 
 __device__ inline float rstd_of(float squares, std::int64_t length, float eps) {
-#pragma unroll
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
-  return 1.0f / sqrtf(squares / static_cast<float>(length) + eps);
+  return 1.0f / sqrtf(sum_of_warp(squares) / static_cast<float>(length) + eps);
 }
 
 /// Normalises one row per warp. The row is in registers, kParts times 8 numbers per lane.
 template <typename T, int kParts>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const ForwardArgs<T> args) {
   let_next_kernel_begin();
+  wait_for_kernel_before();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
   if (row >= args.num_rows) return;
   const int first = threadIdx.x % kWarp * kLanes;
@@ -81,6 +80,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const For
 template <typename T>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_scalar_kernel(const ForwardArgs<T> args) {
   let_next_kernel_begin();
+  wait_for_kernel_before();
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
   if (row >= args.num_rows) return;
   const T* x = args.x + row * args.x_stride;
@@ -130,8 +130,7 @@ __device__ void copy_lanes_async(const T* from, Lanes<T, kCount>& to) {
 
 /// Returns the sum of x over a team, a row of the block's threads. `slots` is shared memory with a number per warp.
 __device__ inline float team_sum(float x, float* slots) {
-#pragma unroll
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  x = sum_of_warp(x);
   if (blockDim.x <= kWarp) return x;
   const int num_warps = blockDim.x / kWarp;
   if (threadIdx.x % kWarp == 0) slots[(threadIdx.y * blockDim.x + threadIdx.x) / kWarp] = x;
@@ -332,10 +331,10 @@ void forward(const Context& op, const Tensor& x_TN, const Tensor& delta_TN, cons
     const auto blocks = static_cast<unsigned>((num_rows + kRowsPerBlock - 1) / kRowsPerBlock);
     if (lanes) {
       for_parts(length, [&](auto parts) {
-        forward_kernel<T, decltype(parts)::value><<<blocks, kRowsPerBlock * kWarp, 0, stream_of(op)>>>(args);
+        launch_early(op, forward_kernel<T, decltype(parts)::value>, blocks, kRowsPerBlock * kWarp, 0, args);
       });
     } else {
-      forward_scalar_kernel<<<blocks, kRowsPerBlock * kWarp, 0, stream_of(op)>>>(args);
+      launch_early(op, forward_scalar_kernel<T>, blocks, kRowsPerBlock * kWarp, 0, args);
     }
     if (!y_TN.quantized()) return;
     const Tensor& x = sum_TN.defined() ? sum_TN : x_TN;

@@ -50,12 +50,4 @@ void routed_ffn_by_operators(const Context& context, const Tensor& y_TD, const R
   combine_rows(context, rows_RD, row_of_slot_TK, experts.weights_TK, out_TD, Write::kAssign);
 }
 
-namespace cpu {
-
-void routed_ffn(const Context& context, const Tensor& y_TD, const RoutedFfn& experts, const Tensor& out_TD) {
-  routed_ffn_by_operators(context, y_TD, experts, out_TD);
-}
-
-}  // namespace cpu
-
 }  // namespace tessera

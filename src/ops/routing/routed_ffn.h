@@ -20,7 +20,8 @@ struct RoutedFfn {
 /// are in float32. On a GPU, up to 8 tokens read each weight without sorting the choices.
 void routed_ffn(const Context& context, const Tensor& y_TD, const RoutedFfn& experts, const Tensor& out_TD);
 
-/// Computes the same by other operators: sorts the choices, multiplies the rows of each expert, and combines them.
+/// Computes the same by other operators: sorts the choices, multiplies the rows of each expert, and combines them. CPUs
+/// do it so, and GPUs for more tokens.
 void routed_ffn_by_operators(const Context& context, const Tensor& y_TD, const RoutedFfn& experts,
                              const Tensor& out_TD);
 

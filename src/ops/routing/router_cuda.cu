@@ -11,17 +11,10 @@ constexpr int kMaxExperts = 512;
 
 __device__ float excluded() { return -INFINITY; }
 
-template <typename Op>
-__device__ float reduce_warp(float x, Op&& op) {
+__device__ float max_of_warp(float x) {
 #pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) x = op(x, __shfl_xor_sync(kAllLanes, x, distance));
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, lanes));
   return x;
-}
-__device__ float sum_warp(float x) {
-  return reduce_warp(x, [](float a, float b) { return a + b; });
-}
-__device__ float max_warp(float x) {
-  return reduce_warp(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
 /// Returns an integer above 0 that grows with x. It is the same for 0 and -0.
@@ -93,6 +86,7 @@ __global__ void __launch_bounds__(kThreads)
     forward_kernel(const RouterOptions options, const float* logits_TE, const float* bias_E, std::int64_t num_tokens,
                    int experts, float* scores_TE, std::int32_t* ids_TK, float* weights_TK, std::int32_t* counts_E) {
   let_next_kernel_begin();
+  wait_for_kernel_before();
   __shared__ int counts[kMaxExperts];
   __shared__ float shared[kWarps][kMaxExperts + kMaxExperts / kWarp];
   for (int e = threadIdx.x; e < experts; e += kThreads) counts[e] = 0;
@@ -115,10 +109,10 @@ __global__ void __launch_bounds__(kThreads)
       float largest = excluded(), sum = 0.0f;
 #pragma unroll
       for (const float score : scores) largest = fmaxf(largest, score);
-      largest = max_warp(largest);
+      largest = max_of_warp(largest);
 #pragma unroll
       for (float& score : scores) sum += score = expf(score - largest);
-      sum = sum_warp(sum);
+      sum = sum_of_warp(sum);
 #pragma unroll
       for (float& score : scores) score /= sum;
     }
@@ -183,9 +177,9 @@ __global__ void __launch_bounds__(kThreads)
     const float d_weight = lane < top_k ? d_weights_TK[t * top_k + lane] : 0.0f;
     float d_score = options.route_scale * d_weight;
     if (options.route_norm) {
-      const float dot = sum_warp(lane < top_k ? d_weight * weights_TK[t * top_k + lane] : 0.0f);
+      const float dot = sum_of_warp(lane < top_k ? d_weight * weights_TK[t * top_k + lane] : 0.0f);
       const float score = lane < top_k ? scores_TE[t * experts + id] : 0.0f;
-      d_score = (d_score - dot) / (kRouteNormEpsilon + sum_warp(score));
+      d_score = (d_score - dot) / (kRouteNormEpsilon + sum_of_warp(score));
     }
     for (int k = 0; k < top_k; ++k) {
       const int expert = __shfl_sync(kAllLanes, id, k);
@@ -206,8 +200,8 @@ __global__ void __launch_bounds__(kThreads)
         sum += scores[i];
         dot += of_lane[i] * scores[i];
       }
-      sum = sum_warp(sum);
-      dot = sum_warp(dot);
+      sum = sum_of_warp(sum);
+      dot = sum_of_warp(dot);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) d[i] += c * (of_lane[i] - dot / sum) / sum;
     }
@@ -215,7 +209,7 @@ __global__ void __launch_bounds__(kThreads)
     if (options.score_function == ScoreFunction::kSoftmax) {
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) dot += d[i] * scores[i];
-      dot = sum_warp(dot);
+      dot = sum_of_warp(dot);
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -246,7 +240,7 @@ __global__ void __launch_bounds__(kThreads)
       scores[i] = lane + i * kWarp < experts ? scores_TE[t * experts + lane + i * kWarp] : 0.0f;
       sum += scores[i];
     }
-    sum = sum_warp(sum);
+    sum = sum_of_warp(sum);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) shares[i] += scores[i] / sum;
     unsigned keys[kPerLane];
@@ -331,10 +325,11 @@ void router_forward(const Context& op, const RouterOptions& options, const Tenso
     if (num_blocks > 1) {
       TESSERA_CUDA(cudaMemsetAsync(outputs.counts_E.raw(), 0, outputs.counts_E.num_bytes(), stream_of(op)));
     }
-    forward_kernel<decltype(per_lane)::value><<<num_blocks, kThreads, 0, stream_of(op)>>>(
-        options, numbers<const float>(logits_TE), numbers<const float>(expert_bias_E), num_tokens,
-        static_cast<int>(experts), numbers<float>(outputs.scores_TE), numbers<std::int32_t>(outputs.expert_ids_TK),
-        numbers<float>(outputs.weights_TK), numbers<std::int32_t>(outputs.counts_E));
+    launch_early(op, forward_kernel<decltype(per_lane)::value>, static_cast<unsigned>(num_blocks), kThreads, 0, options,
+                 numbers<const float>(logits_TE), numbers<const float>(expert_bias_E), num_tokens,
+                 static_cast<int>(experts), numbers<float>(outputs.scores_TE),
+                 numbers<std::int32_t>(outputs.expert_ids_TK), numbers<float>(outputs.weights_TK),
+                 numbers<std::int32_t>(outputs.counts_E));
   });
 }
 

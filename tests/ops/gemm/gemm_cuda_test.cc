@@ -87,6 +87,27 @@ TEST_F(GemmCuda, OfABatch) {
   }
 }
 
+TEST_F(GemmCuda, OfFewRowsThatComeLate) {
+  constexpr std::int64_t kHeads = 4, kWidth = 64, kColumns = 300;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const std::int64_t rows : {1, 8}) {
+      SCOPED_TRACE(fmt::format("{} rows {}", rows, name_of(dtype)));
+      const ArenaScope scope(arena_);
+      const Tensor a = random({rows, kHeads * kWidth}, dtype), stale = poisoned(a.shape(), dtype);
+      const Tensor w = random({kColumns, kHeads * kWidth}, dtype), y = poisoned({rows, kColumns}, dtype);
+      expect_close_though_late(a, stale, [&](const Side& side) { linear_forward(side.op, side(a), side(w), side(y)); },
+                               {y});
+      const Tensor b = random({kHeads * kWidth, 520}, dtype), z = poisoned({rows, kHeads * 520}, dtype);
+      const auto of_heads = [&](const Side& side) {
+        batched_gemm(side.op, side(a).columns(0, kWidth), side(b).rows(0, kWidth), /*transpose_b=*/false,
+                     side(z).columns(0, 520),
+                     {.count = kHeads, .step_a = kWidth, .step_b = kWidth * 520, .step_c = 520});
+      };
+      expect_close_though_late(a, stale, of_heads, {z});
+    }
+  }
+}
+
 TEST_F(GemmCuda, OfTwoTypes) {
   for (const DType dtype_c : {DType::kFloat32, DType::kBFloat16}) {
     for (const Product& p : {Product{1, 1, 1}, {67, 129, 33}, {200, 64, 2048}, {64, 256, 300}}) {
