@@ -57,7 +57,9 @@ double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
   }
   // A row crosses the network once per domain, and a domain's links once per rank there.
   const double over_links = transfer.bytes * spread_.other_ranks() / cluster_.direct_bytes_per_second;
-  const double over_network = transfer.bytes * spread_.other_domains / cluster_.network_bytes_per_second;
+  // Two domains send each other all tokens (ep/domain_exchange.h).
+  const double num_crossing = group("ep").num_domains == 2.0 ? 1.0 : spread_.other_domains;
+  const double over_network = transfer.bytes * num_crossing / cluster_.network_bytes_per_second;
   const double sums = spread_.own_rank + spread_.other_ranks();
   const double of_sm = combines ? top_k / cluster_.sm_read_per_second + sums / cluster_.sm_summed_per_second
                                 : top_k / cluster_.sm_written_per_second;
