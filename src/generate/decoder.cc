@@ -148,8 +148,9 @@ std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
   for (std::size_t slot = 0; slot < lengths_.size(); ++slot) {
     TESSERA_CHECK(0 < lengths_[slot] && lengths_[slot] < options_.num_positions, "slot {} holds {} of {}", slot,
                   lengths_[slot], options_.num_positions);
-    positions_[slot] = static_cast<std::int32_t>(lengths_[slot]++);
+    positions_[slot] = static_cast<std::int32_t>(lengths_[slot]);
   }
+  for (std::int64_t& length : lengths_) ++length;
   step_.fill_tokens(tokens, positions_);
   if (!decode_.is_reserved) reserve([&](Arena& arena) { run_decode(arena); });
   decode_.is_reserved = true;

@@ -106,16 +106,16 @@ struct Group {
 
 std::vector<Group> groups_of(const MeshDegrees& d, const MeshPlace& place) {
   const std::int64_t stage_replica = place.pp * d.dp_replicate + place.dp_replicate;
-  const std::int64_t part = place.cp * d.tp + place.tp;                // rank among those that share the same sequences
-  const std::int64_t data_rank = place.dp_shard * d.cp * d.tp + part;  // rank within its stage and replica
-  const std::int64_t num_data_ranks = d.dp_shard * d.cp * d.tp;
-  const std::int64_t ep_group = stage_replica * num_data_ranks + place.ep_shard;
+  const std::int64_t part = place.cp * d.tp + place.tp;  // rank among those that share the same sequences
+  const std::int64_t rank_of_stage = place.dp_shard * d.cp * d.tp + part;  // rank within its stage and replica
+  const std::int64_t ranks_per_stage = d.dp_shard * d.cp * d.tp;
+  const std::int64_t ep_group = stage_replica * ranks_per_stage + place.ep_shard;
   // Each kind of traffic takes resources of its own, so it must have groups of several ranks.
   const Traffic activations = d.cp * d.tp > 1 ? Traffic::kActivations : Traffic::kWeights;
   const Traffic experts = d.ep > 1 ? Traffic::kExperts : Traffic::kWeights;
   std::vector<Group> groups = {
-      {&Mesh::pp, "pp", place.dp_replicate * num_data_ranks + data_rank},
-      {&Mesh::dp_replicate, "dp_replicate", place.pp * num_data_ranks + data_rank},
+      {&Mesh::pp, "pp", place.dp_replicate * ranks_per_stage + rank_of_stage},
+      {&Mesh::dp_replicate, "dp_replicate", place.pp * ranks_per_stage + rank_of_stage},
       {&Mesh::cp, "cp", (stage_replica * d.dp_shard + place.dp_shard) * d.tp + place.tp, activations},
       {&Mesh::tp, "tp", (stage_replica * d.dp_shard + place.dp_shard) * d.cp + place.cp, activations},
       {&Mesh::ep, "ep", ep_group, experts},
@@ -123,7 +123,7 @@ std::vector<Group> groups_of(const MeshDegrees& d, const MeshPlace& place) {
       {&Mesh::tokens, "dp_cp_tp", place.pp},
       {&Mesh::shard_of_cut, "dp_shard_cp", stage_replica * d.tp + place.tp},
       {&Mesh::shard_of_whole, "dp_shard_cp_tp", stage_replica},
-      {&Mesh::shard_of_experts, "ep_shard", stage_replica * num_data_ranks + place.ep},
+      {&Mesh::shard_of_experts, "ep_shard", stage_replica * ranks_per_stage + place.ep},
       {&Mesh::model, "model", place.dp_replicate}};
   if (d.num_ep_domains() > 1) {
     groups.push_back({&Mesh::ep_within, "ep_within", ep_group * d.ep + place.ep / d.ep_domain, experts});

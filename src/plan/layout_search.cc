@@ -283,6 +283,7 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
       {"NVLink twice as fast",
        [](Cluster& c) {
          c.domain_bytes_per_second *= 2.0;
+         for (auto& [kind, rate] : c.domain_bytes_per_second_of) rate *= 2.0;
          c.direct_bytes_per_second *= 2.0;
        }},
       {"network twice as fast", [](Cluster& c) { c.network_bytes_per_second *= 2.0; }},

@@ -136,7 +136,7 @@ int num_cores() {
   return cores;
 }
 
-void set_num_threads(int count) { most_threads = std::min(count, omp_get_thread_limit()); }
+void set_num_threads(int count) { most_threads = std::clamp(count, 1, omp_get_thread_limit()); }
 
 namespace detail {
 

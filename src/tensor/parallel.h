@@ -21,7 +21,7 @@ int num_threads();
 /// processor time.
 int num_cores();
 
-/// Sets num_threads() for the calling thread, at most to OMP_THREAD_LIMIT.
+/// Sets num_threads() for the calling thread: at least to 1, at most to OMP_THREAD_LIMIT.
 void set_num_threads(int count);
 
 namespace detail {

@@ -235,6 +235,24 @@ TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
   for (const Sensitivity& one : std::span(found).subspan(1)) EXPECT_NEAR(one.gain, 0.0, 1e-9) << one.change;
 }
 
+// Where only transfers within a domain take time, NVLink is the gain, also if each kind of transfer has a rate of its
+// own.
+TEST(LayoutSearch, NvlinkIsAlsoTheRatesOfKinds) {
+  const JobConfig job = config_to_search({"--training.local_batch_size=1"});
+  Cluster cluster = cluster_of(1e30);
+  cluster.gpus_per_domain = 4;
+  cluster.domain_bytes_per_second = cluster.network_bytes_per_second = cluster.direct_bytes_per_second = 1e30;
+  cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e30;
+  for (const char* kind : kTransferKinds) cluster.domain_bytes_per_second_of[kind] = 1e6;
+  const std::vector<Sensitivity> found =
+      sensitivities({job, Device::kCpu, resolve({}, 4)}, cluster, RoutingKind::kUniform);
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front().change, "NVLink twice as fast");
+  // Operators hide as much as before, so what is waited for becomes less than half.
+  EXPECT_GE(found.front().gain, 1.0);
+  EXPECT_LE(found.front().gain, 1.1);
+}
+
 TEST(LayoutSearch, ARunThatNoLayoutMakesPossibleIsRefused) {
   const JobConfig job = config_to_search({"--parallelism.context_parallel_degree=3"});
   const Cluster cluster = cluster_of(1e12);

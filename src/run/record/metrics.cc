@@ -241,7 +241,7 @@ void MetricsWriter::publish(const StepResult& result, const Rates& rates) {
         {{"layer", options_.moe_layers[i]}});
   }
   add("dispatch_later_rounds", "Rounds of dispatches beyond their first, per step and rank", rates.later_rounds);
-  add("checkpoint_time_seconds", "Unix time of the last checkpoint, or of the process's begin", saved_at_);
+  add("checkpoint_time_seconds", "Unix time of the last checkpoint, or of the process's start", saved_at_);
   server_->publish(numbers);
 }
 
