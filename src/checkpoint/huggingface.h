@@ -63,8 +63,8 @@ class HfWeights {
 
 /// Throws Error unless `weights` has exactly the tensors that make up these parameters (and buffers). It accepts three
 /// kinds of additional tensors. The first are block factors. The second are copies of embedding and head in layers of
-/// multi-token prediction. The third are all of these layers, if the parameters have none. transformers reads
-/// DeepSeek-V3 so, too.
+/// multi-token prediction. The third are all of these layers, if the parameters have none. transformers, too,
+/// reads DeepSeek-V3 without these layers.
 void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor> parameters, std::int64_t num_layers);
 
 /// Passes numbers of the parameter `name` to `sink`, tensor by tensor. It reads only tensors that have some of the

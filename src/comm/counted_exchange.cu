@@ -36,7 +36,7 @@ __device__ void copy_bytes(const std::byte* from, std::int64_t num_bytes, std::b
   }
 }
 
-/// Row y of the grid packs the rows for rank y. Those of the own rank go where they are needed.
+/// Row y of the grid packs the rows for rank y. The rows for this rank itself go directly to `out`.
 template <typename Word>
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(Layout layout, const std::byte* in, const std::int32_t* num_sent_P, std::byte* buffer, std::byte* out) {
@@ -98,7 +98,8 @@ __global__ void end_kernel(ncclDevComm comm, int rank, int size, const std::uint
   network.flush(ncclCoopCta());
 }
 
-/// Loads kernels. Their first launch would do it otherwise, and may then wait for a kernel that waits for other ranks.
+/// Loads kernels now. Otherwise their first launch would load them, and might wait for a kernel that waits for other
+/// ranks.
 template <typename... Kernel>
 void load(Kernel... kernel) {
   cudaFuncAttributes attributes{};

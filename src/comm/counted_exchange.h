@@ -3,11 +3,11 @@
 // and only these rows are sent.
 //
 // Every rank has a send and a receive buffer, with a part for each other rank. In an exchange a rank
-// 1. packs the rows for each rank into its part of the send buffer,
-// 2. waits until the rank has emptied what this rank sent before, puts the rows into that rank's receive buffer, and
-//    signals it behind them,
-// 3. waits for the others' signals, takes their rows out of the receive buffer, and signals that it is empty.
-// Each signal has one sender and grows by one per exchange. One block waits, so the other SMs are free.
+// 1. packs the rows for each other rank into the send buffer,
+// 2. waits until the receive buffer of each other rank is empty, then puts the rows there, followed by a signal,
+// 3. waits for the signals of the others, copies their rows out of its own receive buffer, and signals that the buffer
+//    is empty.
+// Each signal has one sender and grows by one per exchange. Only one thread block waits, so the other SMs are free.
 #pragma once
 
 #include <memory>

@@ -3,7 +3,7 @@
 //
 // An operation runs on a stream of its kind of traffic or of its link. It starts after all work that is on the
 // computation's stream at the time of the call. For experts' traffic this is the stream of the dispatcher's calls. The
-// host goes on. The returned fence marks the operation's end. A graph can record all of this.
+// host does not wait. The returned fence marks the operation's end. A graph can record all of this.
 //
 // The GPU writes into host memory which operation it has reached. So describe() can say in which operation the GPU
 // hangs, also in a replayed graph.

@@ -1,10 +1,11 @@
 // Collective operations among the ranks of one axis of the mesh (or of several axes together).
 //
-// An operation starts at once and runs behind the computation. Work::wait() waits until it is complete. The ranks of a
+// An operation starts at once and runs while the rank computes. Work::wait() waits until it is complete. The ranks of a
 // group must start the same operations in the same order. A rank's groups are independent of each other. Tensors must
-// be contiguous, and must not be touched until the wait. `name` says what moves ("layers.3"), for messages about ranks
-// that hang. Sums of tensors add the ranks' numbers in the order of the ranks, in float32, and round once. Sums of
-// the host's numbers go along a tree, in float64. So results depend only on the numbers and the size of the group.
+// be contiguous, and must not be touched before wait() has returned. `name` says what moves ("layers.3"), for messages
+// about ranks that hang. Sums of tensors add the ranks' numbers in the order of the ranks, in float32, and round once.
+// Sums of the host's numbers go along a tree, in float64. So results depend only on the numbers and the size of the
+// group.
 //
 // In a group of one rank an operation is a copy, or does nothing, and is complete when it returns. An operation on
 // tensors without numbers (Device::kMeta) moves nothing. It is noted in the record of the step, if there is one.
@@ -91,10 +92,11 @@ class ProcessGroup {
   /// receives out_rows[r] rows from it.
   Work all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                     std::span<const std::int64_t> out_rows, std::string_view name);
-  /// Makes an all-to-all in which a rank knows on the tensors' device how many rows it sends. `in` and `out` have equal
-  /// parts, one per rank. The first num_sent_P[r] rows (int32, [size]) of part r of `in` go to the beginning of the own
-  /// part of rank r's `out`. num_received_P has what the other ranks send. CPUs send no other rows, and neither do GPUs
-  /// after open_counted(), if NCCL lets kernels send between them. Other GPUs send whole parts.
+  /// Makes an all-to-all whose numbers of rows are tensors on the same device as `in`. `in` and `out` have equal parts,
+  /// one per rank. The first num_sent_P[r] rows of part r of `in` go to the beginning of this rank's part of rank r's
+  /// `out`. num_received_P[r] must be the number of rows that rank r sends here. Both are int32, [size]. CPUs send no
+  /// other rows, and neither do GPUs after open_counted(), if NCCL lets kernels send between them. Other GPUs send
+  /// whole parts.
   Work all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out, const Tensor& num_received_P,
                           std::string_view name);
   /// Takes memory on a GPU for all_to_all_counted() of tensors of up to `num_bytes`: twice the parts of the other
@@ -105,6 +107,8 @@ class ProcessGroup {
   /// The largest tag of a message. Tags begin at 0. Messages with the same tag arrive in the order in which they were
   /// sent.
   static constexpr int kMaxTag = (1 << 14) - 1;
+  /// Sends x to rank `to`, which must receive a tensor of as many bytes with the same tag. Between GPUs, open_links()
+  /// must have been called for the tag.
   Work send(const Tensor& x, int to, int tag, std::string_view name);
   Work receive(const Tensor& x, int from, int tag, std::string_view name);
   /// Names the two ranks between which the messages of one tag go.
@@ -131,8 +135,8 @@ class ProcessGroup {
   /// `calls` is that of experts' traffic. Both must outlive the groups. All ranks must call it together.
   void use_gpu(const cuda::Stream& computation, const cuda::Stream& calls);
   /// Waits until the GPU has passed `event`. Throws RankFailure, after aborting the GPU's operations, if another rank
-  /// has died or the GPU makes no progress within the timeout. Without progress no operation between ranks begins or
-  /// ends, and the GPU passes no mark. `check` throws errors that the GPU's kernels have detected themselves.
+  /// has died or the GPU makes no progress within the timeout. Progress means that an operation between ranks begins or
+  /// ends, or that the GPU passes a mark. `check` throws errors that the GPU's kernels have detected themselves.
   void wait_for_gpu(const cuda::Event& event, std::string_view name, const std::function<void()>& check = {});
   /// Puts a mark on the computation's stream, to show progress in work that no operation between ranks interrupts.
   void mark_gpu() const {

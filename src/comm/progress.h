@@ -134,7 +134,7 @@ class Progress {
 
   struct Waiting;
 
-  // The caller of the next functions must hold mutex_.
+  // The caller of the next three functions must hold mutex_.
   void advance_all();
   void advance(Operation& operation);
   std::string describe_missing(const Operation& operation);

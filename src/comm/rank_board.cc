@@ -13,7 +13,7 @@ namespace {
 
 /// A rank that waits reports it several times a second, so a longer silence means that it does not wait.
 constexpr std::int64_t kSilentNs = 1'000'000'000;
-/// A node with GPUs rarely has more ranks.
+/// The number of ranks that a call of find_dead() checks. A node with GPUs rarely has more.
 constexpr std::size_t kNumToCheck = 8;
 
 }  // namespace

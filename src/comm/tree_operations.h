@@ -31,8 +31,8 @@ class GatherInRounds : public Exchange {
 };
 
 /// Sends each rank a part of the same size in ⌈log₂ P⌉ rounds (the same paper). Part number i is on its way to the i-th
-/// rank after its sender. In round k it goes on by 2ᵏ ranks if i has bit k. So a rank sends half of its parts each
-/// time: ½ · log₂ P as many bytes in all as without rounds.
+/// rank after its sender. In round k it goes on by 2ᵏ ranks if i has bit k. So a rank sends half of its parts in each
+/// round. In all, it sends ½ · log₂ P times as many bytes as without rounds.
 class ExchangeInRounds : public Exchange {
  public:
   /// Copies the parts `own`, of rank 0, 1 and so on.
@@ -50,7 +50,7 @@ class ExchangeInRounds : public Exchange {
   Transport& transport_;
   int tag_, distance_ = 1;
   std::size_t part_bytes_;
-  std::vector<std::byte> parts_;            // by the number of ranks that they go on by
+  std::vector<std::byte> parts_;            // part i goes to the i-th rank after its sender
   std::vector<std::byte> sent_, received_;  // the parts that move in this round
 };
 

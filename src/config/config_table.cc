@@ -99,7 +99,7 @@ ConfigTable::Lists split_lists(std::string_view text) {
   return lists;
 }
 
-/// For messages: how a value of the example's type is written; "" where any text will do.
+/// Returns, for messages, how a value of the example's type is written. Returns "" where any text will do.
 std::string expected_form(const Value& example) {
   if (std::holds_alternative<bool>(example)) return ": true or false";
   if (std::holds_alternative<std::int64_t>(example)) return fmt::format(": {}", kCountForm);
@@ -107,7 +107,7 @@ std::string expected_form(const Value& example) {
   return "";
 }
 
-/// The value of an override's text for an entry of `example`'s type; monostate-like nullopt if it does not parse.
+/// Returns the text of an override as a value of `example`'s type, or nullopt if it does not parse.
 std::optional<Value> parse_as(const Value& example, std::string_view text) {
   if (std::holds_alternative<bool>(example)) {
     if (text == "true" || text == "True") return true;
@@ -129,8 +129,8 @@ std::optional<Value> parse_as(const Value& example, std::string_view text) {
   return std::string(without_quotes(text));
 }
 
-/// What a node of TOML holds; nullopt for dates and for arrays of anything but strings or arrays of strings. An empty
-/// array is a List.
+/// Returns the value of a node of TOML. Returns nullopt for dates, and for arrays of anything but strings or arrays of
+/// strings. An empty array is a List.
 std::optional<Value> value_of(const toml::node& node) {
   if (const auto boolean = node.as_boolean()) return boolean->get();
   if (const auto integer = node.as_integer()) return integer->get();

@@ -130,7 +130,7 @@ JobConfig parse(std::string_view text, const std::string& source, const std::vec
     ConfigTable table = config_table(config);
     table.apply_toml(text, source);
     for (const std::string& override_text : overrides) table.apply_override(override_text);
-    // The default is another dataset than the one that is named.
+    // training.dataset names a dataset. The default folder holds another one, so it is not used.
     if (!config.training.dataset.empty() && !table.was_set("training.dataset_path")) config.training.dataset_path = {};
     return table.ignored();
   };

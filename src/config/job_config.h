@@ -182,7 +182,8 @@ struct JobConfig {
   Device device(int num_ranks_on_node) const;
   MeshDegrees mesh_degrees() const;
   // The next two functions need a mesh whose degrees are resolved. They throw Error for a pipeline that is impossible.
-  // Without a pipeline there is one stage, and a micro-batch goes forward and backward before the next begins.
+  // Without a pipeline there is one stage. A micro-batch then goes forward and backward before the next begins, unless
+  // overlaps_micro_batches() is true.
   /// Returns the modules of the stages.
   std::vector<StageModules> pipeline_stages(const MeshDegrees& degrees) const;
   /// Returns the schedule of the stages, which it has checked.

@@ -31,10 +31,10 @@ enum class Recipe {
 };
 
 /// The blocks of weights. With 128×128 the blocks of activations and gradients are 1×128, with 256×256 they are 1×256,
-/// and otherwise 1×32. With MXFP8 and either of the two, the operands of wgrad have blocks of 1×128, and the input of
-/// 128×128. With 256×256, the gradient of gate and up has 1×128 in dgrad if their width is no multiple of 256, because
-/// the two lie side by side. kOfRecipe is 128×128 for fp8_blockwise. For MXFP8 it is 1×32, unless on_hopper() changes
-/// it.
+/// and otherwise 1×32. With MXFP8 and either of the two, the blocks of wgrad's operands are 1×128 for the gradient and
+/// 128×128 for the input. With 256×256, the gradient of gate and up has blocks of 1×128 in dgrad, too, if the width of
+/// each is no multiple of 256, because the two lie side by side. kOfRecipe is 128×128 for fp8_blockwise. For MXFP8 it
+/// is 1×32, unless on_hopper() changes it.
 enum class BlockChoice { kOfRecipe, k1x32, k32x32, k128x128, k256x256 };
 /// Says what happens to a site whose sizes are no multiples of 32.
 enum class Unaligned { kError, kHigh };

@@ -121,7 +121,7 @@ std::string known_modules(const Parameters& parameters, GemmKind kind) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// `of`: modules among which every pattern must find one; kNone: any.
+/// Throws Error unless every pattern finds a module of the kind `of`. With kNone it may be of any kind.
 void check_patterns(const RecipeOptions& options, const std::string& key, GemmKind of, const Parameters& parameters) {
   for (const std::string& pattern : options.fqns) {
     bool found = false;

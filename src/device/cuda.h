@@ -12,7 +12,7 @@ namespace tessera::cuda {
 /// Returns whether this build has the CUDA backend. A dry run for a GPU needs it, and needs no GPU.
 bool is_built();
 
-/// Returns in one line why this process cannot use a GPU, and how to mend it. The reasons are a build without CUDA, no
+/// Returns in one line why this process cannot use a GPU, and how to fix that. The reasons are a build without CUDA, no
 /// driver, a driver too old for the CUDA runtime, or no suitable GPU. Returns "" if it can use one.
 const char* why_unavailable();
 inline bool available() { return why_unavailable()[0] == '\0'; }
@@ -111,8 +111,9 @@ class Event : EventHandle {
 /// not pinned, the function returns only after it has been copied.
 void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes, void* target);
 
-/// Puts a call of function(argument) on the stream. A thread of CUDA makes it, and later work on the stream waits until
-/// it returns. It must not throw, use CUDA, or wait for the GPU. If the GPU has failed, it is not called.
+/// Puts a call of function(argument) on the stream. A thread of the CUDA runtime calls the function, and later work on
+/// the stream waits until it returns. The function must not throw, use CUDA, or wait for the GPU. It is not called if
+/// the GPU has failed.
 void call_on_host(const Stream& stream, void (*function)(void*), void* argument);
 
 }  // namespace tessera::cuda

@@ -6,8 +6,9 @@
 
 namespace tessera::ep {
 
-/// Runs body(call) as a call, with the calls' context. `turns` may be null. If `forks` is false, the call runs on `op`.
-/// Gives its scratch memory back.
+/// Runs body(call) as one call of a dispatcher or of its exchange. `call` is the context of the calls' stream, or `op`
+/// if `forks` is false. The call takes its turn (ep/turns.h) if `turns` is not null. At its end, its scratch memory is
+/// released.
 template <typename Body>
 void as_call(Turns* turns, const Context& op, bool forks, Body&& body) {
   const Turns::Call turn(turns);

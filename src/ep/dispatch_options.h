@@ -32,8 +32,8 @@ enum class PayloadPrecision { kDefault, kMxfp8 };
 inline constexpr int kDefaultSms = 24;
 
 struct DispatchOptions {
-  std::int64_t max_tokens = 0;  // the largest T
-  std::int64_t dim = 0;
+  std::int64_t max_tokens = 0;   // the largest T
+  std::int64_t dim = 0;          // D
   std::int64_t num_experts = 0;  // E
   std::int64_t top_k = 0;        // K
   /// The number of domains over which a token's K choices are spread, for the direct backend. The E experts are those
@@ -41,7 +41,7 @@ struct DispatchOptions {
   /// gradient is 0.
   std::int64_t num_domains = 1;
   DType dtype = DType::kFloat32;
-  /// The largest alignment of any layer.
+  /// The largest DispatchLayer::alignment of any layer, in rows.
   std::int64_t max_alignment = 1;
   /// The number of rows that a rank has room for, as a multiple of a balanced load's. A balanced load is t·K rows, or
   /// with several domains a domain's part of that. 0 means room for any load. Tokens are never dropped: more rows are

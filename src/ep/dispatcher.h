@@ -7,7 +7,7 @@
 //
 // A layer's forward is dispatch, experts, combine. Its backward is combine_backward, experts, dispatch_backward. All
 // ranks make the same calls in the same order. A call ends when this rank's result is there. On a GPU, calls run on a
-// stream of their own (ops/kit/call_stream.h). A context that is not on it is made to wait for them.
+// stream of their own (ops/kit/call_stream.h). If the caller's context has another stream, that stream waits for them.
 //
 // Backends (ep/backends/make_dispatcher.h chooses; each keeps its own routing, which nobody else can read):
 //   local      serves a group of one rank (ops/routing/permute.h).
@@ -53,8 +53,8 @@ namespace tessera {
 
 /// Says how a layer's rows are laid out.
 struct DispatchLayer {
-  std::string_view name;  // in messages; outlives what is saved
-  std::int64_t alignment = 1;
+  std::string_view name;       // in messages; outlives what is saved
+  std::int64_t alignment = 1;  // in rows: each expert's rows begin at a multiple of it
 };
 
 /// Holds what a router chose for the t tokens of this rank.
@@ -123,7 +123,7 @@ class Dispatcher {
   /// Makes the calls of two passes take turns. Rows are then never left in the window, where the other pass's call
   /// would overwrite them. Must be called before a step is measured. `turns` must outlive this.
   void set_turns(Turns* turns);
-  /// Returns what takes turns, or null.
+  /// Returns what set_turns() has set, or null.
   Turns* turns() const { return turns_; }
   /// Puts an exchange in front, for one of several domains. Must be called before anything is allocated.
   void set_exchange(std::unique_ptr<DomainExchange> exchange);
@@ -195,9 +195,10 @@ class Dispatcher {
   /// Calls run(round) for the later rounds, or records them.
   virtual void repeat(const Context& op, const DispatchSaved& first, std::int64_t least,
                       const std::function<void(std::int64_t round)>& run) const;
-  /// Lets another pass compute while what this call has sent is on its way. A backend that waits calls it before it
-  /// waits for the most bytes. Otherwise a call gives way at its end. Calls of later rounds do not give way, since not
-  /// all ranks of other groups make them. Over several domains the exchange gives way, whose transfers take longest.
+  /// Lets the other pass run while what this call has sent is on its way (ep/turns.h). A backend that waits for data
+  /// calls this before its longest wait. For other backends, as_call() calls it at the end of each call. It does
+  /// nothing in calls of later rounds, since not all ranks of other groups make them. It does nothing over several
+  /// domains either: there the exchange lets the other pass run, because its transfers take longest.
   void give_way(const DispatchSaved& saved) {
     if (turns_ != nullptr && saved.round == 0 && saved.exchange == nullptr) turns_->give_way();
   }

@@ -18,13 +18,13 @@ struct Crossing {
 };
 
 /// Assigns which tokens cross to which domains. A CPU throws InternalError for an expert that no domain has. A GPU
-/// takes it for none.
+/// treats its id as kNoExpert.
 void plan_crossing(const Context& context, const Tensor& expert_ids_TK, std::int64_t experts_per_domain,
                    const Crossing& crossing);
 
-/// Makes the ids of tokens that a domain has received those of its own experts.
-/// - Replaces an id in expert_ids_MK by its difference to first_expert, or by kNoExpert if that is not in [0, E). Part
-///   n of the M tokens has M/N places. Its first num_received_N[n] tokens have been received, and the other ones get
+/// Converts the expert ids of the tokens that a domain has received. They become indices of the domain's own E experts.
+/// - Replaces an id in expert_ids_MK by id - first_expert, or by kNoExpert if the difference is not in [0, E). Part n
+///   of the M tokens has M/N places. Its first num_received_N[n] tokens have been received, and the other ones get
 ///   kNoExpert.
 /// - Assigns to counts_E the number of choices per expert of the domain.
 void localize_experts(const Context& context, std::int64_t first_expert, const Tensor& num_received_N,

@@ -18,7 +18,8 @@ __device__ bool is_sent(const std::int32_t* ids, int top_k, int experts_per_doma
   return has_expert;
 }
 
-/// A block has a domain, and a thread consecutive tokens. The first block also has the choices without an expert.
+/// Each block handles one domain, and each thread handles consecutive tokens. The first block also handles the choices
+/// without an expert.
 __global__ void __launch_bounds__(kPlanThreads)
     plan_crossing_kernel(const std::int32_t* __restrict__ ids_TK, int num_tokens, int top_k, int experts_per_domain,
                          std::int32_t* __restrict__ token_of_sent_M, std::int32_t* __restrict__ sent_of_token_TN,

@@ -50,8 +50,8 @@ __device__ int count_slots(const std::int32_t* ids, std::int64_t begin, std::int
   return __reduce_add_sync(kAllLanes, count);
 }
 
-/// A block has an expert. It clears the choices of the expert that are not of the round. So it has nothing to do if all
-/// are.
+/// Each block handles one expert. It replaces the id of the expert's choices that are not of the round by kNoExpert. If
+/// all its choices are of the round, it has nothing to replace.
 __global__ void __launch_bounds__(kThreads)
     keep_round_kernel(const std::int32_t* __restrict__ ids, std::int64_t num_slots, const std::int32_t* counts_E,
                       const std::int32_t* first_row_E, int room, std::int32_t* __restrict__ round_ids,
@@ -97,8 +97,8 @@ __device__ void sum_per_rank(const ExchangeArgs& args, const int* before, std::i
   if (p < args.num_ranks) sums_P[p] = before[(p + 1) * local] - before[p * local];
 }
 
-/// A block writes the rows that one source sends to one of this rank's experts. All blocks compute where they are among
-/// the received rows. The first block also writes what is there once per rank or expert.
+/// Each block writes the entries for the rows that one source sends to one of this rank's experts. All blocks compute
+/// where these are among the received rows. The first block also writes the outputs per rank and per expert.
 __global__ void __launch_bounds__(kMaxExperts) plan_exchange_kernel(const ExchangeArgs args) {
   __shared__ typename Scan::TempStorage memory;
   __shared__ int before[kMaxExperts + 1];

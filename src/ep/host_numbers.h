@@ -16,8 +16,8 @@ void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor&
 /// Brings a few numbers of operators to the host, while the GPU goes on.
 class HostNumbers {
  public:
-  /// Allocates memory for `size` numbers from a device. It is not done by the first copy, because another rank's kernel
-  /// may then wait for this rank, and an allocation for the GPU.
+  /// Allocates memory for `size` numbers from a device. Call this before the ranks exchange data: an allocation may
+  /// wait for the GPU. If ranks share a GPU, it may then run another rank's kernel, which waits for this rank.
   void allocate(Device device, std::int64_t size);
   /// Enqueues a copy of x (int32) to the host. The numbers of the copy before become invalid.
   void start(const Context& op, const Tensor& x);

@@ -21,9 +21,9 @@ void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement
 /// or more.
 std::int64_t count_rounds(const Placement& placement, std::int64_t room);
 
-/// Cuts the placement to one round: rows [round · room, (round + 1) · room) of every rank become rows [0, room). First
-/// rows count on, so a pair has no row in this round if its row is below 0, or is `room` or more. Groups keep their
-/// alignment, because `room` is a multiple of it.
+/// Cuts the placement to one round: rows [round · room, (round + 1) · room) of every rank become rows [0, room).
+/// Offsets are clamped to [0, room], but first rows are not. A pair has no row in this round if its row is below 0, or
+/// is `room` or more. Groups keep their alignment, because `room` is a multiple of it.
 void cut_to_round(const Placement& placement, std::int64_t round, std::int64_t room);
 
 /// Holds a part of the rows that a source sends to an expert: [begin, end).

@@ -1,9 +1,10 @@
 // Lets two passes of one rank run in turns, so that one computes while the other's tokens are on their way (DualPipe,
 // arXiv 2412.19437, sec. 3.2.1). Each pass has a thread, and only one of them runs at a time.
 //
-// A pass makes calls of a dispatcher (ep/dispatcher.h). A call gives way when it has sent its tokens. Then the other
-// pass goes on until it is to make a call itself. It waits until the first call has ended. Its own call then begins,
-// and gives way to the first pass. So calls do not overlap each other, and passes compute between their calls by turns:
+// A pass makes calls of a dispatcher (ep/dispatcher.h). When a call has sent its tokens, it gives way: it pauses and
+// lets the other pass run. That pass runs until it is about to make a call itself. Now the first pass runs again, and
+// ends its call. Then the other pass begins its own call, which gives way to the first pass in turn. So calls do not
+// overlap each other, and the passes compute between their calls by turns:
 //
 //   first    [compute] call ......... end [compute]           call ....
 //   second                  [compute]               call ...       end [compute]

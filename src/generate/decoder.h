@@ -39,7 +39,7 @@ class Decoder {
  private:
   struct DecodeState {
     bool is_reserved = false, has_run = false;
-    cuda::Graph graph;  // on a GPU, from the second token on; of the present arena
+    cuda::Graph graph;  // on a GPU, from the second token on; undefined after arena_ has changed
   };
 
   Device target() const { return cuda_ == nullptr ? Device::kCpu : Device::kCuda; }
@@ -47,8 +47,8 @@ class Decoder {
   /// Runs the embedding, run_block(context, block, cache, x, out) for each block, and the logits of rows [first, end).
   template <typename RunBlock>
   void run(Arena& arena, const Batch& batch, std::int64_t first, std::int64_t end, RunBlock&& run_block);
-  /// The text has num_tokens. The batch may have more, whose results are not read. slot_T has the text's slot for each
-  /// token of the batch.
+  /// Runs the forward over a text of num_tokens tokens, and stores its latents in the cache. The batch may have more
+  /// tokens, whose results are not read. slot_T has the text's slot for each token of the batch.
   void run_prefill(Arena& arena, const Batch& batch, const Mirrored<std::int32_t>& slot_T, std::int64_t num_tokens);
   void run_decode(Arena& arena);
   /// Makes the arena large enough for `body`, which it runs on a measuring arena.

@@ -47,7 +47,7 @@ struct NodeVerdict {
   static constexpr double kFreshSeconds = 60.0;
 };
 
-/// The begin of the reason for which a node is drained. Soperator's tools look for it.
+/// The text with which the reason for draining a node starts. Soperator's tools look for it.
 inline constexpr const char* kReasonPrefix = "[node_problem]";
 
 /// The folder that the daemon of a node writes to by default.

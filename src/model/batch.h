@@ -55,7 +55,7 @@ class Batch {
   // The functions below return int32 tensors [T] on `device`.
   Tensor inputs(Device device) const { return view(main_.inputs, device); }
   Tensor labels(Device device) const { return view(main_.labels, device); }
-  /// Returns the position of each token for RoPE. It counts from the begin of the document under block_causal, and
+  /// Returns the position of each token for RoPE. It counts from the start of the document under block_causal, and
   /// otherwise from that of the sequence.
   Tensor positions(Device device) const { return view(positions_, device); }
   /// Returns, for each token, the index in its sequence of the first token that it attends to.

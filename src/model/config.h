@@ -1,5 +1,5 @@
-// The sizes and options of a DeepSeek-V3 model, the four published sizes as flavors, and the numbers that follow from
-// them. Names are those of TorchTitan's DeepSeekV3ModelArgs where the meaning is the same.
+// The sizes and options of a DeepSeek-V3 model, TorchTitan's four flavors of it, and the numbers that follow from the
+// sizes. Names are those of TorchTitan's DeepSeekV3ModelArgs where the meaning is the same.
 #pragma once
 
 #include <cstdint>

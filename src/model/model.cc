@@ -259,7 +259,8 @@ void Model::embed_backward(const LayerContext& context, const Tensor& tokens_T, 
                      parameters_.mesh().place.tp * d_table_VD.dim(0), d_table_VD);
 }
 
-/// z_tD from the embedding of tokens_T and the previous hidden state. W_eh's columns are two weights side by side.
+/// Computes z_tD from the embedding of tokens_T and the previous hidden state. W_eh's columns are two weights side by
+/// side.
 void Model::mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T,
                       const Tensor& hidden_tD, MtpSaved& saved, const Tensor& z_tD) const {
   const Context& op = context.op;
@@ -276,7 +277,7 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
   module.embedding_norm.forward(context, saved.embedding_tD, saved.embedding_y_tD, saved.embedding_rstd_t);
   module.hidden_norm.forward(context, hidden_tD, saved.hidden_y_tD, saved.hidden_rstd_t);
   const Tensor eh_proj = context.weight(module.eh_proj);
-  // One sum, which is rounded once.
+  // The two products are added up in float32, so that the sum is rounded only once.
   const ArenaScope scope(*op.arena);
   const Tensor sum_tD = op.arena->allocate(shape, DType::kFloat32);
   linear_forward(op, saved.embedding_y_tD, eh_proj.columns(0, dim), sum_tD);

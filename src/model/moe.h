@@ -23,7 +23,8 @@ struct ExpertRows {
 struct MoeSaved {
   RouterOutputs routing;
   ExpertRows rows;  // of the first round; later rounds keep nothing
-  /// The tokens that crossed from other domains, if the backward needs them for later rounds alone. Else undefined.
+  /// The tokens that came in the exchange between domains (ep/domain_exchange.h). They are kept if the backward needs
+  /// them for later rounds alone, and are undefined otherwise.
   GemmOperand crossed;
   Tensor shared_h_T2I;
 };
@@ -78,16 +79,17 @@ class Moe {
   /// Calls body(context, rows) for each round after the first, while `rows` has memory.
   template <typename Body>
   void for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const;
-  /// Calls transfer(op) while `beside` runs. If `call` is not null, the call ends when it is reset, for passes that run
-  /// in turns. Later rounds belong to it until then. If `call` has not ended, the transfer goes on with it.
+  /// Calls transfer(op) while `beside` runs. The transfer is a Turns::Call, for passes that run in turns. If `call` is
+  /// null, the Turns::Call ends with the transfer. Otherwise it ends when the caller resets `call`, and later rounds
+  /// belong to it until then. If `call` holds one already, the transfer becomes a part of that.
   template <typename Transfer>
   void run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer,
                   std::optional<Turns::Call>* call = nullptr) const;
   /// What the first round gets besides its operands.
   struct FirstRound {
     Beside beside_first_call = {}, beside_last_call = {};
-    // run_beside gets these. If other domains' tokens have crossed, first_call is theirs, and goes on. It is reset when
-    // the first call has ended.
+    // These are the `call` of run_beside for the round's two transfers. If tokens have crossed between domains before,
+    // first_call holds their call, of which the first transfer becomes a part. It is reset after that transfer.
     std::optional<Turns::Call>*first_call = nullptr, *last_call = nullptr;
   };
   /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to `out`, if that is

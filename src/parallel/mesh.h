@@ -1,9 +1,9 @@
 // The mesh: each rank is a point in a space whose axes are the kinds of parallelism. Process groups run along the axes.
 //
 // Rank = (((pp · dp_replicate + r) · dp_shard + s) · cp + c) · tp + t. Ranks of one tensor-parallel group are next to
-// each other and ranks of one pipeline are far apart, as in TorchTitan. Expert ranks are cut out of the data ranks,
-// which are the dp_shard · cp · tp ranks of a stage and replica. ep neighbours hold the E experts, E / ep each, and
-// every ep-th rank holds the same experts.
+// each other and ranks of one pipeline are far apart, as in TorchTitan. Expert-parallel groups are cut out of the
+// dp_shard · cp · tp ranks of a stage and replica. ep neighbours hold the E experts, E / ep each, and every ep-th rank
+// holds the same experts.
 //
 // All ranks of a stage have different tokens: dp_replicate and dp_shard have different sequences, cp different parts of
 // them, and tp different parts of those (sequence parallelism). So a parameter that tensor parallelism does not cut has
@@ -76,9 +76,9 @@ struct Mesh {
                degrees.tp +
            place.tp;
   }
-  /// Returns which of the data ranks' sequences this rank has.
+  /// Returns the number of this rank's data rank. Ranks with parts of the same sequences are one data rank.
   std::int64_t data_rank() const { return place.dp_replicate * degrees.dp_shard + place.dp_shard; }
-  /// Returns the number of data ranks.
+  /// Returns the number of data ranks, which have different sequences.
   std::int64_t num_data_ranks() const { return degrees.dp_replicate * degrees.dp_shard; }
 };
 

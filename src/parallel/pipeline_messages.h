@@ -8,10 +8,10 @@
 // as all receives before it on its connection are and its memory is free:
 // - a gradient goes to one of the buffers that the stage's outputs and their gradients share, and the stage's forward
 //   must have run;
-// - an activation goes to one of the stage's input buffers. There is one more than the stage holds micro-batches,
-//   because a gradient that lets one of these end may come behind an activation for the next. Other memory of a
-//   micro-batch may still wait for what it has sent. If that delayed the post, two ranks of DualPipeV would wait for
-//   each other.
+// - an activation goes to one of the stage's input buffers. There is one more of them than the stage holds
+//   micro-batches: the gradient after which a micro-batch frees its buffer may come behind the next micro-batch's
+//   activation on the same connection. The post does not wait for other memory of a micro-batch, whose messages may
+//   not have arrived yet. If it did, two ranks of DualPipeV would wait for each other.
 // The messages that an action needs are posted one action ahead, and with them what comes before them on their
 // connection. Other activations wait, so that they take no buffer for long.
 // tests/parallel/pipeline_messages_test.cc runs the posts of all kinds of schedules.

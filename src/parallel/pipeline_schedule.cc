@@ -57,7 +57,8 @@ class RankActions {
     weight.kind = Pass::kBackwardWeight;
     waiting_.push_back(weight);
   }
-  /// Adds the weight gradients that have waited longest. With a limit of those that wait there may be none.
+  /// Adds the weight gradients that have waited longest. With a limit (max_deferred) there may be none left. It
+  /// then adds nothing.
   void backward_weight() {
     if (!waiting_.empty() || max_deferred_ == kNoLimit) take_weight(waiting_.begin());
   }
@@ -129,8 +130,9 @@ void make_1f1b(PipelineSchedule& schedule) {
   }
 }
 
-/// If a group had fewer than P micro-batches, a rank would wait for the first of them to come round the loop. If a
-/// later group were larger than the first, the warm-up would be too short.
+/// Cuts the micro-batches into groups. If one of several groups had fewer than P micro-batches, a rank would wait for
+/// the first of them to come round the loop. If a later group were larger than the first, the warm-up would be too
+/// short.
 void make_interleaved(PipelineSchedule& schedule) {
   const int num_chunks = schedule.stages_per_rank, num_micro_batches = schedule.num_micro_batches;
   const int num_groups = std::max(1, num_micro_batches / schedule.num_ranks);

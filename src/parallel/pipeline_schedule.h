@@ -14,8 +14,8 @@
 // - interleaved 1F1B: Megatron-LM, arXiv 2104.04473, section 2.2
 // - the split backward: arXiv 2401.10241
 // - ZB-V: arXiv 2405.15362
-// - DualPipe: DeepSeek-V3, arXiv 2412.19437, section 3.2.1. DualPipeV is one half of DualPipe's ranks: micro-batches
-//   turn round in the middle.
+// - DualPipe: DeepSeek-V3, arXiv 2412.19437, section 3.2.1. DualPipeV runs on half as many ranks: the forward of a
+//   micro-batch goes through all ranks, turns round on the last one, and comes back.
 #pragma once
 
 #include <fmt/format.h>

@@ -23,7 +23,8 @@ class LeftOut {
 
   /// Returns the number of numbers that are left out.
   std::int64_t size() const { return size_; }
-  /// Returns the place of a number of the flat buffers. Of one that is left out, it is that of the next.
+  /// Returns the place of a number of the flat buffers. If the number is left out, returns the place of the next one
+  /// that is not.
   std::int64_t place(std::int64_t flat) const {
     const auto next = std::ranges::upper_bound(ranges_, flat, {}, &Range::begin);
     if (next == ranges_.begin()) return flat;

@@ -32,8 +32,8 @@ class QuantizedWeights {
   /// Renews all that is kept. Uses memory of its own, not op's arena.
   void refresh(const Context& op) const;
   /// Quantizes a unit's weights, unless they are there. Must be called before a pass of the unit, whose weights must be
-  /// acquired. `is_new` says that the unit has been gathered since its last pass. If the weights are not kept, it has
-  /// no effect.
+  /// acquired. `is_new` says that the unit has been gathered since its last pass. If the weights are not kept,
+  /// `is_new` has no effect.
   void begin_unit(const Context& op, UnitId unit, bool is_new);
   /// Says that a pass does not read the unit's weights any more. Slots keep them until another unit needs the room.
   void end_unit(UnitId unit);

@@ -150,7 +150,7 @@ void UnitSlots::forget_gathered() {
 
 void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& first_writes) {
   if (!moves(unit)) return;
-  // The slot of the same unit's last sum, so that its sums enter the shards one after the other.
+  // If a slot still has the same unit's last sum, it is taken, so that the unit's sums enter the shards one by one.
   Slot* free = find(gradient_slots_.all, unit);
   if (options_.keep_gradients && free != nullptr) {
     TESSERA_CHECK(free->num_users == 0, "the gradients of unit {}", unit);
@@ -158,7 +158,8 @@ void UnitSlots::acquire_gradients(UnitId unit, bool with_products, FirstWrites& 
     return;
   }
   if (free == nullptr) {
-    // The slot that was released first, whose sum has had most time to end. That of an empty slot is 0.
+    // Otherwise the slot that was released first is taken, because its sum has had most time to end. `released` is 0
+    // for an empty slot.
     for (Slot& slot : gradient_slots_.of(unit)) {
       if (slot.num_users == 0 && (free == nullptr || slot.released < free->released)) free = &slot;
     }

@@ -80,9 +80,9 @@ class UnitSlots {
   /// Holds a unit's gathered weights, or its gradients. `work` is the communication that fills or empties it.
   struct Slot {
     std::optional<UnitId> unit;
-    int num_users = 0;  // passes that have acquired it
-    bool fresh = false;
-    std::uint64_t released = 0;  // how many gradients had been released, with these
+    int num_users = 0;           // passes that have acquired it
+    bool fresh = false;          // it was gathered, and not acquired since
+    std::uint64_t released = 0;  // count of all release_gradients() at this slot's last one; 0: none
     std::vector<Work> work;
 
     void wait();
@@ -104,7 +104,7 @@ class UnitSlots {
   /// Returns which slots there are for weights and for gradients.
   SlotLayout weight_layout() const { return layout(options_.keep_gathered, options_.weights_at_once); }
   SlotLayout gradient_layout() const { return layout(options_.keep_gradients, options_.gradients_at_once); }
-  /// With `per_unit` each unit has its own.
+  /// Returns a slot for each unit if `per_unit`, else slots that units share. There are none if no unit is sharded.
   SlotLayout layout(bool per_unit, const SlotLayout::Counts& at_once) const;
   bool moves(UnitId unit) const { return !weight_slots_.all.empty() && table_->sharded_unit(unit); }
   void make_slots(Slots& slots, SlotLayout layout) const;

@@ -30,14 +30,14 @@ struct OperatorRate {
   bool extrapolates(const OperatorWork& work) const;
 };
 
-/// What a time may be off by that was not measured, as a part of it: of rates from tables and of extrapolations.
+/// The relative error that is assumed for a time that was not measured: one from a table of rates, or an extrapolation.
 inline constexpr double kUnmeasuredError = 0.10;
 
 /// Says how long a call takes, as a plan reckons it.
 struct OperatorTime {
   double seconds = 0.0;
   bool is_extrapolated = false;  // the call is far from all that were measured, or has operands of other types
-  double error = 0.0;            // what it may be off by, as a part of it: the error of a fit, or an assumption
+  double error = 0.0;            // the relative error of `seconds`: that of a fit, or an assumption
 };
 
 /// Describes a call that was measured.
@@ -63,7 +63,7 @@ struct Calibration {
   std::string machine, program, date;             // the processor or GPU, version(), and the day as year-month-day
   int threads = 1;                                // 0: of a GPU
   std::map<std::string, OperatorRate> operators;  // by class
-  double seconds_per_operator = 0.0;              // of a step, besides its operators, for each of them
+  double seconds_per_operator = 0.0;              // what a step takes for each operator besides the operator itself
 
   std::vector<RankValue> between_ranks;  // empty: one rank measured
 

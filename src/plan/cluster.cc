@@ -59,7 +59,7 @@ void add_operators_of(TomlReader reader, Cluster& cluster, int depth) {
   cluster.calibration = std::move(other.calibration);
 }
 
-/// `depth` files lead to it.
+/// Reads a cluster's file. `depth` is the number of files whose [operators_of] led to this one.
 Cluster read(const std::filesystem::path& path, int depth) {
   require(depth < 4, "'{}': [operators_of] leads from file to file without end", path.string());
   const toml::table table = parse_toml_file(path);

@@ -53,8 +53,8 @@ struct Cluster {
   int num_sms = 0;
   double seconds_per_transfer = 0.0;  // of a collective, besides its bytes
   double seconds_per_dispatch = 0.0;  // of a dispatcher's call, besides its bytes
-  // Of the direct backend: stores to other GPUs of a domain, and what one SM does in a second. A dispatch writes rows.
-  // A combine reads rows, and sums them up, once per rank that has rows of a token.
+  // The rates of the direct backend: of stores to other GPUs of a domain, and of what one SM does. A dispatch writes
+  // rows. A combine reads rows, and adds up one sum per rank that has rows of a token.
   double direct_bytes_per_second = 0.0;
   double direct_overlap_cost = 0.0;  // as overlap_cost, of a direct call
   double sm_written_per_second = 0.0, sm_read_per_second = 0.0, sm_summed_per_second = 0.0;  // bytes
@@ -68,7 +68,8 @@ struct Cluster {
 
   /// Makes the rates of all operators so many times as high.
   void scale_rates(double flop, double bytes);
-  /// Throws Error, which names the operator, its class and the file, if no rule is for the call.
+  /// Returns the time of a call on this cluster by its engine. Throws MissingRate, which names the operator, its class
+  /// and the file, if neither a rule nor the calibration has a rate for the call.
   OperatorTime time_of(const RecordedOperator& call) const;
   /// Returns what the operator itself takes, without the engine's factors and bytes.
   OperatorTime own_time_of(const RecordedOperator& call) const;
@@ -81,7 +82,8 @@ struct Cluster {
   double slowest_of(std::int64_t num_ranks) const;
 };
 
-/// Returns the CPU ranks of one node that measured the calibration. Throws Error if they were not `num_ranks`.
+/// Returns a cluster of `num_ranks` ranks on the CPUs of one node, with the rates of the calibration. Throws Error if
+/// there are several, and another number of ranks measured it.
 Cluster cluster_of_cpus(const Calibration& calibration, std::int64_t num_ranks);
 
 /// Throws Error, which names the file and the key, if something is missing, has no source, or is no number in range.

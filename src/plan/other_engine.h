@@ -26,11 +26,11 @@ struct OtherEngine {
   double dispatch_overlap_cost = -1.0;  // StepTimes::dispatch_overlap_cost; below 0: ours
   bool overlaps_micro_batches = false;  // a dispatcher's calls run beside the operators of another micro-batch
   double host_seconds = 0.0;            // what the host needs for an operator: a pass takes at least that for each
-  // Bytes that move besides, for each number of a row that an expert gets, in the forward and in the backward. They
-  // move at row_rate times the rate of a copy.
+  // The bytes that this engine moves and ours does not, for each number of a row that an expert gets: in the forward
+  // and in the backward. They move at row_rate times the rate of a copy.
   double row_bytes_forward = 0.0, row_bytes_backward = 0.0, row_rate = 1.0;
   std::int64_t dim = 0;  // of those rows
-  /// Bytes that move besides, at a copy's rate, for each number that is added to a gradient of experts' weights.
+  /// The same for each number that is added to a gradient of experts' weights. These bytes move at a copy's rate.
   double expert_gradient_bytes = 0.0;
 
   /// Returns how many times as long as ours an operator or transfer of a pass takes.

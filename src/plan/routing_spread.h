@@ -36,7 +36,7 @@ struct RoutingSpread {
   double other_ranks() const { return ranks_in_domain + ranks_elsewhere; }
 };
 
-/// Counts it for some thousand tokens. The same question always has the same answer.
+/// Returns the means over some thousand simulated tokens. The same question always has the same answer.
 RoutingSpread spread_of(const RoutingQuestion& question);
 
 }  // namespace tessera

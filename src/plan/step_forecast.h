@@ -54,7 +54,7 @@ struct ForecastEvent {
   int stage = -1;
   std::string pass, name;
   Lane lane = Lane::kProducts;
-  double begin = 0.0, seconds = 0.0;  // from the begin of the first operator of the record
+  double begin = 0.0, seconds = 0.0;  // `begin` counts from the start of the record's first operator
 };
 
 /// Describes the step of one rank of the pipeline.

@@ -21,8 +21,8 @@ RoutingSpread experts_spread(const Cluster& cluster, const JobConfig& job, const
 
 class TransferTimes {
  public:
-  /// Of the transfers of `rank`. Ranks lie in domains in their order. `spread` is that of experts_spread(). Cluster and
-  /// job must outlive this.
+  /// Computes the times of the transfers of `rank`. Ranks fill domains in their order. `spread` is the result of
+  /// experts_spread(). Cluster and job must outlive this.
   TransferTimes(const Cluster& cluster, const JobConfig& job, const MeshDegrees& degrees, std::int64_t rank,
                 const RoutingSpread& spread)
       : cluster_(cluster), job_(job), degrees_(degrees), rank_(rank), spread_(spread) {}

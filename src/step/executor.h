@@ -32,7 +32,7 @@ class Executor {
   /// Measures all passes of a micro-batch and an evaluation: the memory of the slots, and in op's arena what passes
   /// need besides.
   void measure(const Context& op, const Batch& batch, SiteProbe* probe);
-  /// Returns the bytes of the slots' own memory. Must be called after measure().
+  /// Returns the bytes that allocate() takes, which are not in op's arena. Must be called after measure().
   std::size_t num_bytes() const;
   void allocate();
   /// Returns whether warm_up() must be called before the first run(), on a GPU.
@@ -46,7 +46,7 @@ class Executor {
   /// and to the model's sums. `probe` observes the first num_probed micro-batches.
   void run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
            SiteProbe* probe, std::size_t num_probed);
-  /// Runs the forward only, stage by stage. Returns the losses of this rank's tokens, if it has the head.
+  /// Runs the forward only, stage by stage. Returns the summed losses of this rank's tokens, or 0 without the head.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {});
 
  private:
@@ -54,7 +54,7 @@ class Executor {
   struct Slot {
     Arena arena;  // unused without has_slots()
     StageSaved saved;
-    Arena* deferred = nullptr;  // of deferred_, from the backward to the weight gradients
+    Arena* deferred = nullptr;  // one of deferred_, which it holds from the backward to the weight gradients
     int micro_batch = -1;       // -1: free
     Work sent;
   };
@@ -90,11 +90,11 @@ class Executor {
   bool splits_backward() const;
   /// Returns whether a stage's output goes to another rank.
   bool sends_output(int stage) const { return stage + 1 < schedule_.num_stages() && !is_local(stage + 1); }
-  /// Returns the slot or input of a micro-batch, or null if it has none. A micro-batch of -1 finds one that is free.
+  /// Returns the slot or buffer of a micro-batch, or null if it has none.
   template <typename Memory>
   static Memory* find(const std::vector<std::unique_ptr<Memory>>& all, int micro_batch);
-  /// Takes the free slot or buffer that was used least recently, and makes it the last one. What is put on the stream
-  /// from now on follows the arrival of what was sent from it.
+  /// Takes the free slot or buffer that was used least recently, and makes it the last one. Operators that are launched
+  /// from now on run after what was sent from that memory has arrived, so they may overwrite it.
   template <typename Memory>
   static Memory& take(std::vector<std::unique_ptr<Memory>>& all, int micro_batch);
   StageSaved make_saved(const LocalStage& stage) const;

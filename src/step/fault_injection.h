@@ -11,7 +11,7 @@ class FaultInjection {
   /// Both must outlive this.
   FaultInjection(const JobConfig& config, const Mesh& mesh) : config_(config), mesh_(mesh) {}
 
-  /// Returns whether this rank is to make a gradient of the step NaN, and counts it.
+  /// Returns whether this rank is to make a gradient of the step NaN, which it is debug.nan_count times at most.
   bool hits(std::int64_t step);
   /// Makes a gradient NaN. On a GPU it also makes the sum of losses NaN. On CPUs the other replicas learn of the fault
   /// by the norm.

@@ -39,7 +39,7 @@ class GpuSteps {
   Recorded& recorded(const GraphKey& key, const cuda::Stream& stream);
   bool has_recorded() const { return !recorded_.empty(); }
 
-  /// Starts the measurement of times. Must be called before a step is started while the GPU has nothing to do.
+  /// Starts the measurement of times. Must be called before a step is started while no other step is in flight.
   void start_idle(const cuda::Stream& stream);
   /// Ends the oldest step, whose event `done` has passed. Returns the time at which that was. `done` gets another
   /// event.

@@ -30,7 +30,7 @@ class Optimizer {
   void set_numbers(const AdamWStep& numbers);
   /// Sets the same numbers on a GPU's stream. `pinned` has room for them, and must not change until the copy is done.
   void upload_numbers(const cuda::Stream& stream, const AdamWStep& numbers, Buffer& pinned);
-  /// Lets steps count again after one that was not finite. `cuda` is null on a CPU.
+  /// Lets steps count again after one that was not finite or was a spike. `cuda` is null on a CPU.
   void allow_steps(cuda::Runtime* cuda);
 
   /// Computes the sum of squares of this rank's gradients. Callers sum squares() over the ranks.

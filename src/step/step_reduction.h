@@ -11,13 +11,14 @@ class StepReduction {
   /// `whole` is the model with all stages of the pipeline. `mesh` must outlive this.
   StepReduction(Mesh& mesh, const Model& whole);
 
-  /// Sums the sums of `model`, and `squares`, over all ranks. On CPUs it also calls collect().
+  /// Adds up the sums of `model` over all ranks, and `squares` over the ranks of a replica, which together have all
+  /// gradients. On CPUs it also calls collect().
   void reduce(const Context& op, Model& model, Mirrored<double>& squares);
   /// Fills all() from the model's sums, which the host must have, and from those of the pipeline's other ranks.
   void collect(Model& model);
   /// Returns the sums of all layers of the pipeline, over all ranks.
   const StepSums& all() const { return all_; }
-  /// Returns whether this rank's part of the last step was finite. This is known on CPUs with other ranks only.
+  /// Returns whether this rank's part of the last step was finite. This is known only on CPUs, and only after reduce().
   /// Elsewhere it returns false.
   bool own_is_finite() const { return own_is_finite_; }
 

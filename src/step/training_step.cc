@@ -184,7 +184,7 @@ void TrainingStep::begin_step(std::int64_t step, std::span<const Batch> micro_ba
   std::int64_t num_sequences = 0, num_tokens = 0;
   double num_valid = 0.0;
   for (const Batch& batch : micro_batches) {
-    // Tensor-parallel ranks have the same ones.
+    // Tensor-parallel ranks have the same labels, so only one of them counts.
     if (mesh_->place.tp == 0) num_valid += static_cast<double>(batch.num_valid());
     num_sequences += batch.num_seqs();
     num_tokens += batch.num_tokens();
@@ -418,7 +418,7 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
   std::string gradient, found;
   FiniteProbe probe(parameters);
   PhaseClock clock;
-  // The passes run again, with the probe, and add to the gradients.
+  // The passes run again, with the probe. They add to the gradients, so these are cleared first.
   model_.parameters().clear_gradients();
   // All passes run, whatever is found, because other ranks may find nothing and would wait for this one.
   executor_.run(op, micro_batches, scale, clock, &probe, micro_batches.size());

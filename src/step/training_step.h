@@ -193,7 +193,7 @@ class TrainingStep {
   };
 
   /// Makes a step from zero gradients to new weights, which is all that a GPU can do without the host. If the step is
-  /// not finite, weights, moments and biases do not change.
+  /// not finite, or its loss is a spike, weights, moments and biases do not change.
   void run_step(Started& started, PhaseClock& clock);
   /// Makes the optimizer's part of a step, from the gradients to the copies of the new weights.
   void update_weights(const Context& op);

@@ -82,7 +82,7 @@ class StepRecord {
   void end(bool is_timed);
   /// Adds to the duration of the operator at that index.
   void add_seconds(std::size_t idx, double seconds) { operators_.at(idx).seconds += seconds; }
-  /// Adds an operand of `call`.
+  /// Adds `tensor` to the operands of `call`.
   void add_operand(RecordedOperator& call, const Tensor& tensor) const;
 
   /// Begins a transfer, sets its pass and position, and returns its index. It ends at once, unless end_transfer() is

@@ -31,8 +31,9 @@ void add_watch_command(CLI::App& app, int& status);
 void add_undrain_command(CLI::App& app);
 
 /// Adds `tessera bench step [CONFIG] [--section.key=value ...]`, which times training steps on random tokens, and
-/// `tessera bench gemm|grouped|attention|quantize|operators`, which times operators on a GPU. Sets `status` to the
-/// process's exit status.
+/// `tessera bench gemm|grouped|attention|quantize|operators`, which times operators on a GPU. Also adds `tessera bench
+/// calibrate`, which measures rates for `tessera plan`, and `tessera bench world`, which counts what many ranks send.
+/// Sets `status` to the process's exit status.
 void add_bench_command(CLI::App& app, int& status);
 
 /// Adds `tessera health check|serve|act|links`. Sets `status` to the process's exit status.
@@ -54,10 +55,11 @@ void add_generate_command(CLI::App& app);
 /// Adds `tessera data prepare|tokenizer|inspect`. Sets `status` to the process's exit status if a signal stops it.
 void add_data_commands(CLI::App& app, int& status);
 
-/// Adds `tessera doctor`, which prints devices, driver, libraries, links, and what is missing.
+/// Adds `tessera doctor`, which prints devices, driver, libraries, links, and what is missing. With --cluster it
+/// examines all nodes, and sets `status` to the process's exit status.
 void add_doctor_command(CLI::App& app, int& status);
 
-/// Adds `tessera plan schedule|memory`.
+/// Adds `tessera plan schedule|memory|time|search`.
 void add_plan_commands(CLI::App& app);
 
 }  // namespace tessera

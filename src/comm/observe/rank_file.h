@@ -39,7 +39,7 @@ struct RankEntry {
   std::atomic<std::int64_t> section_since_ns;
   SharedText<96> operation;
   std::atomic<std::int64_t> operation_since_ns;
-  std::atomic<std::int64_t> wait_begin_ns;  // begin of its present wait for other ranks; 0: it does not wait
+  std::atomic<std::int64_t> wait_begin_ns;  // begin of its present wait for other ranks or its GPU; 0: it does not wait
   std::atomic<std::int64_t> wait_seen_ns;   // the time at which it last reported that it waits
   std::atomic<std::int64_t> idle_ns;  // total of its ended waits in steps and of its ended sections other than steps
   std::atomic<std::uint64_t> awaited_event;  // event of the flight recorder that it waits for; 0: none that is recorded

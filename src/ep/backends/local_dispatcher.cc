@@ -5,7 +5,7 @@
 namespace tessera::ep {
 namespace {
 
-/// int32. A slot is t·K + k. -1 stands for none.
+/// Both tensors are int32. A slot is t·K + k, and -1 stands for none.
 struct LocalRouting {
   Tensor slot_of_row_R, row_of_slot_tK;
 };

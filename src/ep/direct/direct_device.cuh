@@ -9,9 +9,9 @@
 // An SM writes at most 32 bytes per cycle, wherever it writes to. About eight SMs fill a GPU's NVLink. So the number of
 // storing blocks and that of the other blocks decide how long a call takes.
 //
-// A flag holds the call's epoch. `stored` holds epoch · kMaxChunks + the chunk, counted so that the last chunk has the
-// highest number. For visibility, a warp stores, executes fence.gpu and arrives. The last warp to arrive executes
-// fence.sys and stores the flag with release.
+// A `ready` flag holds the call's epoch. A `stored` flag holds epoch · kMaxChunks + the number of a chunk. The last
+// chunk of a call always has number kMaxChunks - 1. For visibility, a warp stores, executes fence.gpu and arrives. The
+// last warp to arrive executes fence.sys and stores the flag with release.
 #pragma once
 
 #include "ep/direct/direct_kernels.h"
@@ -74,8 +74,8 @@ __device__ inline void report(const CallArgs& call, GpuReport::Kind kind, Fill&&
   found.kind = kind;
 }
 
-/// Waits until the flags of all sources have this value. One warp executes it. Returns false if a flag does not come in
-/// time, or if an earlier wait has failed.
+/// Waits until the flags of all sources have reached flag_value() of this epoch and chunk. One warp executes it.
+/// Returns false if a flag does not come in time, or if an earlier wait has failed.
 __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoch, int chunk) {
   const std::uint64_t expected = flag_value(call, flag, epoch, chunk), begin = ptx::nanoseconds();
   bool came = true;

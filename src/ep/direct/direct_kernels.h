@@ -109,8 +109,8 @@ struct SumsArgs {
   float *window_d_weights_tK, *d_weights_tK;
 };
 
-/// Makes the first later round the current one, or else the one after the current one. If the calls are a loop in a
-/// graph with this condition, tells it whether that round exists.
+/// Advances the current round in rounds_2 (DispatchSaved::rounds_2): to round 1 if is_first is true, otherwise by one.
+/// If the rounds are a loop in a graph, `condition` is the loop's, and is set to whether that round exists.
 void launch_next_round(const cuda::Stream& stream, std::int32_t* rounds_2, bool is_first,
                        std::optional<unsigned long long> condition);
 void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args);

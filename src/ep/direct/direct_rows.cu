@@ -4,7 +4,8 @@
 namespace tessera::ep {
 namespace {
 
-// kSenders of 16 blocks send. The others write duplicates, or all rows if the rows belong elsewhere.
+// Of 16 blocks, kSenders send. The others copy received tokens. In the window, a token is copied from its first row to
+// its other rows. If the output lies elsewhere, it is copied to all its rows there.
 constexpr int kSenders = 7;
 
 /// A range of bytes that a warp copies.
@@ -109,7 +110,7 @@ __device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To
 
 struct Placement {
   std::int32_t total[kMaxGpuExperts];  // rows per expert
-  std::int32_t base[kMaxGpuExperts];   // from the index of a slot of this rank, sorted, to its row
+  std::int32_t base[kMaxGpuExperts];   // row of a slot of this rank, minus its index among the sorted slots
   // Rows of the own experts. The last end is not used.
   std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts + 1];
   std::int32_t num_later_rounds;

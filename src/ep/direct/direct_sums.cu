@@ -8,7 +8,7 @@ using cuda::get_lanes;
 using cuda::Lanes;
 using cuda::to_float;
 
-// kSenders of 16 blocks send. They read a row per choice, and the others read one per copy.
+// Of 16 blocks, kSenders send. They have more to read: a row per choice. The others read a sum per copy.
 constexpr int kSenders = 12;
 
 /// Describes y = the sum of weight · row over the lanes that have a row, in their order. Without lanes there is no sum.

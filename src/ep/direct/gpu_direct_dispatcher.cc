@@ -26,7 +26,7 @@ struct GpuDirectRouting {
   Tensor ends_e;
 };
 
-/// The fewest tokens for which a signal pays off.
+/// A call's tokens are cut into chunks of about this many or more, because each chunk costs a signal.
 constexpr std::int64_t kTokensPerChunk = 128;
 
 const GpuDirectRouting& gpu_direct_routing(const DispatchSaved& saved) { return saved.backend_as<GpuDirectRouting>(); }

@@ -76,7 +76,7 @@ class RunWatch {
   struct Rank {
     RankReport report;
     double reported = 0.0;
-    std::optional<double> stopped_since;          // in the same step; set while not all ranks are stopped
+    std::optional<double> stopped_since;          // in the same step; without the time in which all were stopped
     double suspended_seconds = 0.0;               // time in its section in which the whole run was suspended
     double window_time = 0.0, window_idle = 0.0;  // values of its report when the window of steps began
     double compute_per_step = 0.0;                // during the last window

@@ -65,7 +65,7 @@ struct Gemm {
   bool is_b_packed = false;
 };
 
-/// Columns of a packed b from a multiple of this on are a packed b, too.
+/// The columns of a packed b from any multiple of this number on are a valid packed b by themselves.
 inline constexpr std::int64_t kColumnStep = 32;
 
 /// The side of a tile that is quantized at once.
@@ -108,8 +108,8 @@ struct KernelTable {
   std::size_t (*attention_forward_scratch)(const AttentionShape&, Element);
   std::size_t (*attention_backward_scratch)(const AttentionShape&, Element);
   std::size_t (*gemm_scratch)(const Gemm&);
-  /// Returns the bytes of a packed column of b. Columns are packed in panels, of which kColumnStep columns are a
-  /// multiple.
+  /// Returns the bytes of a packed column of b. Columns are packed in panels. kColumnStep is a multiple of a panel's
+  /// width.
   std::int64_t (*packed_column)(const Gemm&);
   /// Packs all n columns of b, and columns of zeros up to the end of the last panel.
   void (*pack_right)(const Gemm&, std::byte* packed);

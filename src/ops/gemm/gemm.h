@@ -1,4 +1,4 @@
-// Dense matrix products with float32 accumulation. Where the context says that weights are constant, b must be one.
+// Dense matrix products with float32 accumulation. If the context says that weights are constant, b must be a weight.
 #pragma once
 
 #include "ops/runtime/context.h"

@@ -252,7 +252,7 @@ void blas_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tenso
                Write write, const BlasScales& scales, const GemmBatch& batch) {
   const ArenaScope scope(*op.arena);
   std::byte* workspace = op.arena->allocate_bytes(kBlasWorkspace);
-  // The GEMM is measured on a machine without a GPU.
+  // On a machine without a GPU, only the workspace is measured.
   if (op.cuda == nullptr) return;
   GemmKey key(a, transpose_a, b, transpose_b, c, write);
   key.batch = batch;

@@ -27,10 +27,10 @@ class CallStream {
 
   /// Returns the context of the operators that run beside the call.
   const Context& beside() const { return beside_; }
-  /// Makes the call's stream wait for what ran before the construction. Returns the context of the call. If it goes on
-  /// with the call before, it only follows that one and what ran beside it. Then it must not touch what this pass's
-  /// operators have used on the main stream since, nor their scratch memory. Must be called once, after all that runs
-  /// beside.
+  /// Makes the call's stream wait for what ran before the construction. Returns the context of the call. If `goes_on`
+  /// is true, there is no such wait: the call only follows the previous call and what ran beside that one. Then it must
+  /// not touch what this pass's operators have used on the main stream since, nor their scratch memory. Must be called
+  /// once, after all that runs beside.
   const Context& begin(bool goes_on = false);
   /// Makes the main stream wait for both, and later calls for what ran beside.
   void join();

@@ -13,7 +13,7 @@ inline constexpr std::int32_t kIgnoredLabel = -100;
 // bfloat16. Sums, losses and everything in between are float32.
 
 /// Assigns three sums to sums_T3 for every row of logits: its maximum m, its sum of exp(logit - m), and the label's
-/// logit. The last one is 0 if another rank has the label. Rows with kIgnoredLabel stay, and their sums are 0.
+/// logit. The last one is 0 if another rank has the label. Rows with kIgnoredLabel do not change. Their sums are 0.
 ///
 /// Leaves in logits_TV what cross_entropy of the same device reads. On a CPU this is exp(logit - m) in place of float32
 /// logits. A CPU keeps bfloat16 logits, because rounding would harm the exponentials. A GPU keeps all logits, because

@@ -230,8 +230,8 @@ struct TileScales {
   ptx::Barrier received[2];
 };
 
-/// Finds the largest `amax` of the lanes whose indices differ only in the bits kFirst and 2 · kFirst. The lane with
-/// both bits 0 writes it to slots[8].
+/// Finds, for each of the 8 numbers of `amax`, the largest one of the lanes whose indices differ only in the bits
+/// kFirst and 2 · kFirst. The lane with both bits 0 writes the 8 results to `slots`, as bits of float32.
 template <typename T, int kFirst>
 __device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std::uint32_t* slots) {
 #pragma unroll

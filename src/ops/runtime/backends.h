@@ -1,4 +1,4 @@
-// Leads from an operator's contract to its implementation for the device that it runs on.
+// Declares an operator's implementations for CPUs and GPUs, and calls the one for the device that it runs on.
 //
 //   TESSERA_BACKENDS(convert)          // Declares both implementations with the contract's type.
 //   void convert(const Context& op, const Tensor& source, const Tensor& target) {

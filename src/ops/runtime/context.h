@@ -24,7 +24,7 @@ struct Context {
   /// Says that operators run beside a call of a dispatcher (ops/kit/call_stream.h).
   bool is_beside = false;
   /// Says that no operator writes weights, as in decoding. A GPU may then read them before the operators in front have
-  /// ended. Weights are the right operands of products (ops/gemm/gemm.h), and the experts.
+  /// ended. Weights are the right operands of products (ops/gemm/gemm.h), and the experts' matrices.
   bool weights_are_constant = false;
 
   /// Returns the device of the step's tensors: kMeta when measuring.

@@ -19,7 +19,7 @@ struct KernelRun {
   std::int64_t region = -1;  // the ProfiledRegion in which it was launched; -1: none
 };
 
-/// While it exists, a profile notes `region` with what this thread launches. Regions do not nest.
+/// While this object exists, a KernelProfile records `region` for what this thread launches. Regions do not nest.
 class ProfiledRegion {
  public:
   explicit ProfiledRegion(std::int64_t region);
@@ -53,8 +53,8 @@ class KernelProfile {
 /// Adds the runs to a trace, as events of the GPU.
 void add_to_trace(std::span<const KernelRun> runs, TraceRecorder& trace);
 
-/// Adds each run's duration to the operator of `record` whose index is its region. Returns the seconds of the runs that
-/// belong to none, from the first run that does.
+/// Adds each run's duration to the operator of `record` whose index is its region. Returns the total seconds of the
+/// runs without a region, leaving out those before the first run that has one.
 double add_to_record(std::span<const KernelRun> runs, StepRecord& record);
 
 /// Sums up the runs of all kernels of one name.

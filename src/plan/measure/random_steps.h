@@ -14,9 +14,9 @@ namespace tessera {
 
 /// Gives the runs of a step whose operators were launched one by one the durations that they had when the same step was
 /// replayed as a graph just before. Launches one by one may leave a GPU idle in between. It then uses less power, and
-/// has a higher clock than in a step. `runs` are those of both steps, ordered by their begin. The second step begins
-/// with the first run of a region. Copies keep their durations, because those of tokens may run at any time. Returns
-/// false and changes nothing if the first step had other runs.
+/// has a higher clock than in a step. `runs` are those of both steps, ordered by their start. The first one with a
+/// region (KernelRun::region) is of the second step's first operator. Copies keep their durations, because those of
+/// tokens may run at any time. Returns false and changes nothing if the first step had other runs.
 bool take_durations_of_replay(std::span<cuda::KernelRun> runs);
 
 class RandomSteps {

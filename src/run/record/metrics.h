@@ -110,7 +110,7 @@ class MetricsWriter {
   std::optional<MetricsServer> server_;
   std::int64_t tokens_ = 0;  // of all ranks, since this process began
   std::int64_t repeated_steps_ = 0;
-  double saved_at_ = 0.0;  // Unix time of the last checkpoint, or of this process's begin
+  double saved_at_ = 0.0;  // Unix time of the last checkpoint, or of this process's start
   bool told_memory_ = false;
   Clock::time_point loads_due_;  // when a line writes the next loads of experts
   Window window_;

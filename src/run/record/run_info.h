@@ -40,8 +40,8 @@ std::map<std::string, std::string> dataset_identity(const JobConfig& config);
 /// Sets the token that ends a document, if the configuration leaves that to the data.
 void set_document_end(JobConfig& config);
 
-/// Returns whether a run that resumes with another value of the key is another run. It is not for keys of folders,
-/// logs, checkpoints, timeouts and validation. The data counts as "dataset.train", not as its folder.
+/// Returns whether a run that resumes with another value of the key is another run. Returns false for keys of folders,
+/// logs, checkpoints, timeouts, threads and validation. The data counts as "dataset.train", not as its folder.
 bool makes_the_run(const std::string& key);
 
 /// Describes a start of the program, as run.json records it.

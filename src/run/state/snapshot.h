@@ -1,7 +1,7 @@
 // The numbers of a save, copied to memory of the host. Training goes on while a thread writes them to files.
 //
 // The copy is cut into pieces of kPieceBytes. They are filled in order and read in order, and each is freed as soon as
-// it has been read. So memory is taken only between the begin of a save and its end.
+// it has been read. So memory is taken only between the start of a save and its end.
 //
 // On CPUs start() copies all, and training waits for it. So up to kSpareBytes of pieces are kept for the next save
 // there: new pages take two to three times as long to fill. On a GPU start() returns at once, and the copy has a stream

@@ -1,5 +1,5 @@
 // CUTLASS's kernel for groups in bfloat16, and its set-up, for both architectures (library_grouped_gemm.h). They share
-// all but the names of CUTLASS's schedules, so what a Hopper tests holds for a Blackwell: sizes, addresses, strides.
+// all but the names of CUTLASS's schedules. So tests on Hopper also check Blackwell's sizes, addresses and strides.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Grouped matrix products in bfloat16 by CUTLASS's kernel for groups. Blackwell uses them for all experts. Hopper uses
-// them for more experts than its own kernels take (ops/gemm/sm90/sm90_grouped_gemm.h). On Blackwell they have not run
-// so far, because none was available.
+// Grouped matrix products in bfloat16 by CUTLASS's kernel for groups, for up to kLibraryMaxExperts experts. Blackwell
+// always uses this kernel. Hopper uses it for more experts than its own kernels take
+// (ops/gemm/sm90/sm90_grouped_gemm.h). On Blackwell it has not run so far, because no such GPU was available.
 //
 // Sums are float32. Rows [offsets[e], offsets[e + 1]) belong to expert e. Offsets are read on the device, so launches
 // can be captured into a graph.

@@ -56,7 +56,8 @@ struct Sm90GroupedWgrad {
   int num_sms = kAllSms;
 };
 
-/// The bytes of scratch for the turns of sums that are cut into parts, 8 per block. Each launch sets them to 0.
+/// The bytes of a weight gradient's scratch, 8 per block. If a sum is cut into parts, they tell which parts have been
+/// written (PartTurn, sm90_grouped_schedule.cuh). Each launch sets them to 0.
 inline constexpr std::size_t kSm90PartsBytes = 4096;
 
 void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream);

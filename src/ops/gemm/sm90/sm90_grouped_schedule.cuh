@@ -33,7 +33,7 @@ struct Work {
 };
 
 /// Lets the parts of a sum be written one after the other, the last part first. `parts_done` has a number per share,
-/// block of a cluster and warpgroup, 0 at the start: one more than the expert whose part is written.
+/// block of a cluster and warpgroup. It is 0 at the start. After a part is written, it is the part's expert plus 1.
 class PartTurn {
  public:
   __device__ PartTurn(std::int32_t* parts_done, int share, int warpgroup)
