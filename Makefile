@@ -2,14 +2,14 @@
 #   make train   set up, build the program, prepare the corpus, train configs/debugmodel.toml
 #   make install build the program and install it under PREFIX (make package: as a Debian package)
 #   make test    set up, build, run every test
-#   make faults  injure runs in a cluster in a box, print how each heals (CAMPAIGN=50: that many random faults in one
-#                run; NOISE=3600: then a health daemon among noisy sensors for so many seconds)
+#   make faults  inject faults into runs in a cluster in a box, print how each recovers (CAMPAIGN=50: that many random
+#                faults in one run; NOISE=3600: then a health daemon among noisy sensors for so many seconds)
 #   make fuzz    set up, build, fuzz the readers of files for SECONDS each; make test does so for 5 s each
 #   make image   build a container image without CUDA in build/image, and try the program in it
 #   make lint    check the formatting (make format mends it), and every .cc with clang-tidy
 #   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
 PRESET ?= release
-# On a machine without a GPU, its own commands use a program without CUDA, and need not wait for kernels to be compiled.
+# On a machine without a GPU, make train, install and package build the program without CUDA and compile no kernels.
 PROGRAM_PRESET := $(if $(filter file,$(origin PRESET)),$(if $(wildcard /dev/nvidia0),release,cpu),$(PRESET))
 BUILD := build/$(if $(filter ci,$(PRESET)),release,$(PRESET))
 # Programs that may run elsewhere have kernels for AVX-512. The first run has them only if this processor can use them.

@@ -120,7 +120,7 @@ def predict(tessera, worlds, out):
 
 
 def measure(tessera, forecast_file, rounds, steps):
-    """Returns the errors of the forecast, by run. The runs go in turn, so that a slow moment meets all of them."""
+    """Returns the errors of the forecast, by run. The runs take turns, so a slow moment affects all of them."""
     forecast = json.loads(forecast_file.read_text())["runs"]
     times = {name: [] for name in forecast}
     for turn in range(rounds):

@@ -1,6 +1,6 @@
 // Measures generation with the debug model at 512 tokens of context: a token from the cache of latents, against
 // computing the whole prefix again. Rates are tokens per second. If there is a GPU, it also decodes with 8 layers of
-// the 16B model there. Its bytes are those of the weights that one token reads.
+// the 16B model there. Its rate in bytes counts the weights that one token reads.
 #include <benchmark/benchmark.h>
 
 #include <memory>

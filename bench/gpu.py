@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A GPU's operators and training steps, against PyTorch and against what they are to reach.
+"""Measures a GPU's operators and training steps, and compares them with PyTorch and with their bounds.
 
     bench/gpu.py --tessera build/release/src/app/tessera [--peers] [--rounds 3] [--json FILE]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Dispatch, training steps, layers and scaling on several GPUs of one machine, against what they are to reach.
+"""Measures dispatch, training steps, layers and scaling on several GPUs of one machine. Compares them with bounds.
 
     bench/gpus.py --tessera build/release/src/app/tessera --bench build/release/bench/bench_ep_gpu [--ranks 8]
         [--only PART,...] [--timeout 180] [--seconds 0] [--json rows.jsonl]

@@ -33,7 +33,7 @@ void write_shard(const fs::path& path, const data::Tokenizer& tokenizer) {
   writer.finish();
 }
 
-/// Has ids of four bytes.
+/// A tokenizer whose vocabulary is so large that shards store ids in four bytes.
 class LargeVocabulary final : public data::Tokenizer {
  public:
   std::string_view kind() const override { return "large"; }
@@ -97,7 +97,7 @@ void write_dataset_seeds(const fs::path& folder) {
 
 void write_model(const fs::path& path, const fs::path& scratch, const std::string& options) {
   write(scratch / "text", "the quality of being amicable, the moral of it\nof naming names in the text\n");
-  // A: a, B: bb, the ligature: fi, ideographic space: space.
+  // The rules replace A by a, B by bb, the ligature by fi, and the ideographic space by a space.
   write(scratch / "rules", "41\t61\n42\t62 62\nFB01\t66 69\n3000\t20\n");
   const auto status = sentencepiece::SentencePieceTrainer::Train(
       fmt::format("--input={0}/text --model_prefix={0}/m --minloglevel=2 --num_threads=1 --hard_vocab_limit=false {1}",

@@ -12,8 +12,8 @@ const Shape kShape = {4, 6};
 
 constexpr std::string_view kKinds[] = {kModelShards, kOptimizerShards};
 
-/// Reads every number of a model's matrix in its order. Of both kinds it also reads some numbers by a cut that no file
-/// has.
+/// Reads every number of the matrix in order, if the shards are a model's. Of both kinds of shards it also reads some
+/// numbers by a cut that no file has.
 void read_matrix(std::string_view kind) {
   const ShardFiles files(fuzz::input_folder(), kind, 3, 2);
   const AssembledTensor matrix = files.at("w", kShape);

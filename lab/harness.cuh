@@ -121,8 +121,8 @@ inline std::vector<double> times_in_turn(const std::vector<std::function<void()>
   return medians;
 }
 
-/// Print a course's table: one line per level, with its rate and the share that the floor is of its time. `more` is a
-/// last column of the course's own.
+/// Print a course's table, with one line per level. `floor_ms` is the least time that the hardware allows, and a line
+/// shows it as a share of the level's time. `more` is a last column that the course may add.
 inline void print_table_head(const char* unit, const char* more = "") {
   std::printf("  %-24s %-8s %9s %9s %9s  %s\n", "level", "correct", "ms", unit, "of floor", more);
 }

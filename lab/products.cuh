@@ -169,8 +169,8 @@ __global__ void compare(const T* out, const float* base, const double* expected,
   atomicAdd(&difference->outliers, mine.outliers);
 }
 
-/// Says how far a result may be off: its root mean square error as a part of the result's, and a single number by this
-/// part of a typical number, beyond its own rounding.
+/// Says how far a result may be off. `error` limits its root mean square error, as a part of the reference's root mean
+/// square. `outlier` limits the error of a single number beyond its rounding, as a part of a typical number.
 struct Tolerance {
   double error, outlier;
 };
@@ -190,7 +190,7 @@ bool check_product(const std::string& what, const Product& product, const Shape&
     compare<<<512, 256>>>(out.get(), added, expected.get(), out.count(), samples, product.wgrad ? 1e-5 : 0x1p-8,
                           allowed.outlier * typical, result.get());
     d = result.on_host().front();
-    // With wgrad it is that of the longest group.
+    // With wgrad, a typical number is one of the longest group.
     const double larger =
         product.wgrad ? static_cast<double>(shape.longest()) * shape.experts() / std::max(1, shape.used()) : 1;
     typical = std::sqrt(d.reference_squares / std::max(1.0, static_cast<double>(d.count)) * larger);

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Hurts runs on the GPUs of this machine under `tessera launch`, and prints how each of them healed.
+"""Injects faults into runs on this machine's GPUs under `tessera launch`, and prints how each run recovered.
 
     tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 400]
 
 A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank
 (killed, stopped, a step whose numbers are not finite). It must train on from a copy in memory, and must end with the
 losses and gradient norms of an undisturbed run, to the last bit, also in steps that were made twice. The script prints
-a line per run: the step that was hurt, the steps that were made again, and the seconds until the run trained again.
-Exits with status 1 if a run does not heal.
+a line per run: the step with the fault, the steps that were made again, and the seconds until the run trained again.
+Exits with status 1 if a run does not recover.
 """
 
 import argparse

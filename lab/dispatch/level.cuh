@@ -119,7 +119,7 @@ __device__ inline void receive_token(const Window& window, const Sizes& sizes, i
   const int row = k < sizes.top_k ? window.record_PtK[(source * sizes.tokens + t) * sizes.top_k + k] : -1;
   const unsigned here = __ballot_sync(kAllLanes, row >= 0);
   if (here == 0) return;
-  const int arrived = __shfl_sync(kAllLanes, row, lowest(here));  // the sender has chosen the same
+  const int arrived = __shfl_sync(kAllLanes, row, lowest(here));  // the row to which the sender has stored
   const auto at = [&](int of) { return window.rows + std::int64_t{of} * sizes.row_units; };
   copy_row(at(arrived), sizes.row_units, here & (here - 1), row >= 0 ? at(row) : nullptr);
 }

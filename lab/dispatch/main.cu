@@ -50,7 +50,7 @@ struct Expected {
   Ints token_of_row, offsets_e1;
 };
 
-/// Computes it as the definition says.
+/// Computes what a rank must have from the definition.
 Expected expect(const Sizes& s, const Ints& ids_PtK, int rank) {
   Expected expected;
   for (int local = 0; local < s.experts_per_rank(); ++local) {

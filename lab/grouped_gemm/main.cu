@@ -228,8 +228,8 @@ std::vector<Shape> shapes_to_check() {
       {8, 8, 1, {1}},                                     // one row, the smallest sizes
       {200, 328, 700, {77, 0, 131, 5, 300}},              // tails everywhere
       {1408, 520, 3000, {513, 1, 0, 0, 1023, 129, 640}},  // tails, and more columns
-      {768, 1408, 2500, {0, 0, 2500, 0}},                 // one has all
-      {520, 512, 2500, {0, 0, 0, 1999}},                  // the last has all, and there is room after it
+      {768, 1408, 2500, {0, 0, 2500, 0}},                 // one group has all rows
+      {520, 512, 2500, {0, 0, 0, 1999}},                  // the last group has all rows, and spare rows follow
       {256, 264, 64, {0, 0, 0}},                          // no rows at all
       {512, 512, 2048, {256, 512, 1024, 256}},            // multiples of tiles
       {128, 256, 40000, {20001, 11111}},                  // long sums in few tiles

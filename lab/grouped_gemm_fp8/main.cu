@@ -234,8 +234,8 @@ void check(const Names&) {
       {16, 16, 1, {1}},                                   // the smallest sizes
       {208, 336, 700, {77, 0, 131, 5, 300}},              // tails everywhere
       {1408, 528, 3000, {513, 1, 0, 0, 1023, 129, 640}},  // odd number of tiles: pairs span group ends
-      {768, 1408, 2500, {0, 0, 2500, 0}},                 // one has all
-      {528, 512, 2500, {0, 0, 0, 1999}},                  // the last has all, and there is room after it
+      {768, 1408, 2500, {0, 0, 2500, 0}},                 // one group has all rows
+      {528, 512, 2500, {0, 0, 0, 1999}},                  // the last group has all rows, and spare rows follow
       {256, 272, 64, {0, 0, 0}},                          // no rows at all
       {512, 512, 2048, {256, 512, 1024, 256}},            // multiples of tiles
       {144, 208, 5000, skewed(4900, 256)},                // 256 experts

@@ -91,7 +91,8 @@ TEST(Shards, AnyCutIsReadFromAnyOther) {
   }
 }
 
-// One file is enough for a rank whose pieces have not changed. Of other pieces it has none, even if they lie within.
+// If a rank's pieces have not changed, its own file is enough. The file does not count as having any other piece, even
+// one that lies within its own.
 TEST(Shards, ARankFindsItsPiecesInItsOwnFile) {
   const Shape shape({6, 8, 5});
   const TemporaryFolder scratch;

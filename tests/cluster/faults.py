@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Hurts runs under `tessera launch` in a cluster in a box (lab.sh) and prints how each of them healed.
+"""Injects faults into runs under `tessera launch` in a cluster in a box (lab.sh), and prints how each run recovered.
 
-Every run must end with the losses of one that nothing happened to, to the last bit, also in steps that were made twice;
-notice the fault and train again in time; lose no more steps than it may; blame the right rank or node; and leave no
-process, shared memory or open port on any node, not even on one that was thawed or plugged in again meanwhile.
+Every run must
+  * end with the losses of an undisturbed run, to the last bit, also in steps that were made twice,
+  * notice the fault and train again in time,
+  * lose no more steps than its case allows,
+  * blame the right rank or node,
+  * leave no process, shared memory or open port on any node, not even on one that was thawed or plugged in again.
 """
 import argparse
 import dataclasses

@@ -14,7 +14,7 @@
 #     slow-rank RANK [STOPPED RUNNING]        SIGSTOP and SIGCONT in turns, of so many seconds (0.15 0.05)
 #     slow-node NODE [STOPPED RUNNING]        the same of all programs of Tessera on it that compute, also of later ones
 #     slow-link NODE [MBIT]                   packets from it pass at so many Mbit/s (100)
-#     flip FILE OFFSET                        another bit in one byte, also of /proc/PID/mem
+#     flip FILE OFFSET                        flips one bit of a byte, also of /proc/PID/mem
 #     crash NODE                              all its processes die; its kernel still closes their connections
 #     power-cut NODE                          the same with the cable pulled first: silence
 #     freeze NODE                             no process of it runs; connections stay open

@@ -213,8 +213,8 @@ TEST_F(GpuGroups, AllToAllOfRows) {
 }
 
 /// Rank a sends the first (3a + b + n) · 97 % 301 of 300 rows to rank b in exchange n. In exchange 3 it sends none, if
-/// a + b is odd, and all in exchange 4. Rows have 6 bytes or 16. If kernels send, the rows behind these do not arrive.
-/// Else whole parts do.
+/// a + b is odd, and all in exchange 4. Rows have 6 bytes or 16. If kernels send, only these rows arrive. Otherwise
+/// whole parts arrive.
 void exchange_counted_rows(bool in_kernels) {
   static constexpr std::int64_t kPart = 300;
   on_gpus([&](Rank& r) {
@@ -271,7 +271,7 @@ void exchange_counted_rows(bool in_kernels) {
 
 TEST_F(GpuGroups, AllToAllOfCountedRows) { exchange_counted_rows(false); }
 
-/// NCCL must be of the version that this was built for.
+/// This needs the version of NCCL for which the program was built.
 TEST_F(GpuGroups, KernelsSendCountedRows) { exchange_counted_rows(true); }
 
 TEST_F(GpuGroups, Broadcast) {

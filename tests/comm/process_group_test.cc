@@ -659,7 +659,7 @@ TEST(ProcessGroup, ThreadsSleepUntilAMessageComes) {
   });
 }
 
-/// Without a bell, nobody tells a rank of the end of a delay.
+/// Nothing rings when a delay ends. So a transport that delays messages has no bell, and its ranks poll instead.
 TEST(ProcessGroup, ATransportThatDelaysMessagesHasNoBell) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks are threads here";
   run_rank_threads(2, [](std::unique_ptr<Transport> transport) {

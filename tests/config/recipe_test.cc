@@ -121,7 +121,7 @@ TEST(Recipe, ConvertersChooseTheSites) {
   EXPECT_THAT(one_matrix, Each(Not(HasSubstr("wq_"))));
 }
 
-// The filter does not change this, even if it is empty.
+// The filter has no effect on these modules, even if it is empty.
 TEST(Recipe, SomeModulesAreNeverQuantized) {
   const Resolved resolved({kBoth, "--quantize.linear.mx.filter_fqns=", "--quantize.grouped_mm.mx.fqns=layers,mtp"});
   EXPECT_THAT(resolved.quantized(), ::testing::UnorderedElementsAreArray(join(linear_sites(), grouped_sites())));
@@ -132,7 +132,7 @@ TEST(Recipe, SomeModulesAreNeverQuantized) {
   }
 }
 
-// On request, whatever the filter says; nothing else changes.
+// convert_output converts the output projection, whatever the filter says. It changes no other module.
 TEST(Recipe, TheOutputProjectionIsConvertedOnRequest) {
   const std::string request = "--quantize.linear.mx.convert_output", whole_blocks = "--model.args.vocab_size=288";
   const std::vector<std::string> with_output = join(linear_sites(), {"output"});
@@ -167,7 +167,7 @@ TEST(Recipe, PatternsArePartsOfNames) {
   EXPECT_THAT(chosen("mtp"), UnorderedElementsAre("mtp.0.block.moe.experts.w13", "mtp.0.block.moe.experts.w2"));
 }
 
-// Otherwise a run meant for low precision would train without it, and a comparison with it would be worthless.
+// Without these errors, a run that is meant for low precision could silently train without it.
 TEST(Recipe, ConvertersThatFindNothingAreErrors) {
   EXPECT_THAT(
       recipe_error({kGrouped, "--quantize.grouped_mm.mx.fqns="}),

@@ -1,5 +1,5 @@
 // Compares every backend with what each rank must get, on 1 to 4 ranks, with delayed ranks and messages. Also compares
-// all that cross ranks with standard, bit for bit.
+// each backend that moves rows between ranks with `standard`, bit for bit.
 #include "ep/dispatcher.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using ep_test::Skew;
 
 constexpr int kMaxRanks = 4;
 
-/// Returns standard, then all others for so many ranks.
+/// Returns `standard`, and then all other backends for this number of ranks.
 std::vector<DispatchBackend> backends(int num_ranks) {
   std::vector<DispatchBackend> result;
   for (const auto& [name, backend] : dispatch_backends()) {

@@ -605,7 +605,7 @@ class PassInRounds {
     put(zero_1, later_rounds_1_);
   }
 
-  /// Makes the pass. Each round but the first runs at least for rounds before `least`.
+  /// Makes the pass. The rounds before `least` run even if no rows are left for them.
   void run(Dispatcher& dispatcher, std::int64_t least = 1) const {
     const ArenaScope scope(*op_.arena);
     const ep_test::CrossedTokens crossed(

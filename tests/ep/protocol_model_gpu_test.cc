@@ -5,8 +5,8 @@
 // What is stored and read is checked with vector clocks. A word must be stored before it is read, and read before it is
 // stored again, by a chain of releases and acquires. Otherwise some GPU may see it in another order. So the order of
 // stores and reads in the search does not matter, but that of synchronizing steps does. The search takes signals and
-// arrivals at the counter in every order. A wait ends as soon as its flag allows. A later end could only acquire more.
-// So is a launch.
+// arrivals at the counter in every order. A wait ends as soon as its flag allows, because a later end could only
+// acquire more. For the same reason, a launch happens as soon as it can.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // A stand-in for libnvidia-ml.so.1 that answers from a text file, which it reads anew in each call. Tests use it to
-// hurt GPUs that do not exist. The file's name is in TESSERA_NVML_STUB. Its lines:
+// simulate faults of GPUs that do not exist. The file's name is in TESSERA_NVML_STUB. Its lines:
 //   count 8                number of GPUs
 //   sleep 5                seconds that every call takes
 //   3 KEY VALUE            a value of GPU 3. The keys are: temperature, power (mW), throttle, ecc, remap.pending,

@@ -200,12 +200,12 @@ std::vector<Operator> operators() {
     all.push_back({name, kFloat, run});
     if (typed) all.push_back({name + "Bf16", DType::kBFloat16, run});
   };
-  // Beside float32 operands the type is fixed. Beside bfloat16 ones it may differ.
+  // If the other operands are float32, this one must be, too. If they are bfloat16, it may have another type.
   const auto free_if_bf16 = [](const Call& c) { return c.dtype() == kFloat ? kNothing : kAnyType; };
 
   add_operator("EmbeddingForward", [](Call& c) {
     const Tensor tokens = c.ints({150}, [](std::int64_t i) { return i * 7 % 9; });
-    const Tensor table = c.in({9, 70}, kStrided), x = c.out({150, 70});  // the contract does not ask for strides
+    const Tensor table = c.in({9, 70}, kStrided), x = c.out({150, 70});  // strides work, though the contract omits them
     embedding_forward(c.context(), tokens, table, 0, x);
   });
   add_operator("EmbeddingBackward", [](Call& c) {

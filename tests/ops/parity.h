@@ -75,7 +75,7 @@ class ParityTest : public OperatorTest {
     side.op.cuda->synchronize();
   }
 
-  /// Calls `run(side)` on both sides. The outputs must be the same bytes.
+  /// Calls `run(side)` on both sides. The outputs must be the same numbers. NaN counts as equal to NaN.
   template <typename Run>
   void expect_same(Run&& run, const std::vector<Tensor>& outputs) {
     compare(run, outputs, [](const Tensor& output, const Doubles& gpu, std::size_t i) {
@@ -103,8 +103,9 @@ class ParityTest : public OperatorTest {
     });
   }
 
-  /// Does the same where weights are constant, and an operand comes late on the GPU: the kernel in front writes `late`
-  /// when those behind it could have begun. Until then it has the bytes of `stale`. Also does it as a graph.
+  /// Compares like expect_close(), with constant weights and an operand that comes late on the GPU. A kernel in front
+  /// writes `late` only after the kernels behind it could have begun. Until then, the operand has the bytes of `stale`.
+  /// The kernels run once from a stream, and once from a graph.
   template <typename Run>
   void expect_close_though_late(const Tensor& late, const Tensor& stale, Run&& run,
                                 const std::vector<Tensor>& outputs) {

@@ -333,9 +333,10 @@ TEST(PipelineSchedule, DualPipeVOverlapsInItsSteadyStateAndSplitsAroundIt) {
       return action.pass.kind == Pass::kBackwardWeight;
     }));
   }
-  // There are two for each of the M - 2P + r + 1 rounds of phase 4, one fewer on the last rank. Phase 5 has P - 1 - r.
+  // Phase 4 has two overlapped actions in each of its M - 2P + r + 1 rounds, and the last rank has one fewer. Phase 5
+  // has P - 1 - r of them.
   EXPECT_THAT(num_overlapped, ElementsAre(2 * 13 + 3, 2 * 14 + 2, 2 * 15 + 1, 2 * 16 - 1));
-  // The phases 3 and 7 have P - 1 - r each, and phase 6 has r + 1.
+  // Phases 3 and 7 have P - 1 - r weight gradients each, and phase 6 has r + 1.
   EXPECT_THAT(num_split, ElementsAre(3 + 3 + 1, 2 + 2 + 2, 1 + 1 + 3, 4));
 }
 

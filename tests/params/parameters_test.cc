@@ -72,7 +72,7 @@ TEST(Parameters, PlacesOfABufferThatLacksRanges) {
   EXPECT_EQ(others, (std::vector<std::int64_t>{0, 4, 12, 20, 24, 30}));
 }
 
-// Parameters of odd sizes lie between those without a copy. Copies follow the masters, and are nobody else's.
+// Parameters of odd sizes lie between those without a copy. Each copy must have its own master's rounded numbers.
 TEST(Parameters, SomeHaveNoCopy) {
   Parameters parameters;
   std::vector<ParamId> ids, without;

@@ -25,7 +25,7 @@ TEST(SlotLayout, ALargeVocabularyHasSlotsOfItsOwn) {
   EXPECT_THAT(layout.begins(Sizes{10, 3, 4, 12}), ElementsAre(0, 4, 8, 20));
   for (const std::size_t unit : {0u, 3u}) EXPECT_EQ(layout.slots_of(unit).begin, 2u);
   for (const std::size_t unit : {1u, 2u}) EXPECT_EQ(layout.slots_of(unit).end, 2u);
-  // Other memory of the same slots.
+  // The same slots may have other memory, with other sizes.
   EXPECT_THAT(layout.begins(Sizes{0, 8, 9, 1}), ElementsAre(0, 9, 18, 19));
 }
 

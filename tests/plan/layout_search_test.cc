@@ -136,8 +136,8 @@ TEST(LayoutSearch, FindsWhatTryingAllFinds) {
       ASSERT_GT(all.size(), 3u);
       ASSERT_GT(speeds.size(), 3u);
       EXPECT_EQ(speeds.front(), all.front());
-      // Where all fit, the fastest precision is searched in full. The others are not, and where not all fit, modes and
-      // schedules that take more memory are not tried where one that takes less does not fit.
+      // If all layouts fit, the search tries all layouts of the fastest precision, but not of the others. If some do
+      // not fit, it skips modes and schedules that take more memory than one that does not fit.
       EXPECT_TRUE(std::ranges::includes(all, speeds));
       const bool is_fastest = precision_of(found.fitting.front().config) == precision;
       if (all_fit) {
@@ -197,7 +197,7 @@ TEST(LayoutSearch, RecordedLoadsHaveRoom) {
                       .device = Device::kCpu};
   std::set<double> factors;
   for (const FoundLayout& layout : search_layouts(search).fitting) {
-    if (layout.most_room_bytes > 0.0) continue;  // of the frontier
+    if (layout.most_room_bytes > 0.0) continue;  // has the largest factor, as all of the frontier
     const double factor = layout.config.parallelism.expert_parallel_capacity_factor;
     EXPECT_EQ(factor, layout.config.parallelism.expert_parallel_degree > 1 ? 1.5 : 1.1);
     factors.insert(factor);
@@ -235,8 +235,8 @@ TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
   for (const Sensitivity& one : std::span(found).subspan(1)) EXPECT_NEAR(one.gain, 0.0, 1e-9) << one.change;
 }
 
-// Where only transfers within a domain take time, NVLink is the gain, also if each kind of transfer has a rate of its
-// own.
+// If only transfers within a domain take time, faster NVLink gains most. This also holds if each kind of transfer has a
+// rate of its own.
 TEST(LayoutSearch, NvlinkIsAlsoTheRatesOfKinds) {
   const JobConfig job = config_to_search({"--training.local_batch_size=1"});
   Cluster cluster = cluster_of(1e30);
@@ -248,7 +248,7 @@ TEST(LayoutSearch, NvlinkIsAlsoTheRatesOfKinds) {
       sensitivities({job, Device::kCpu, resolve({}, 4)}, cluster, RoutingKind::kUniform);
   ASSERT_FALSE(found.empty());
   EXPECT_EQ(found.front().change, "NVLink twice as fast");
-  // Operators hide as much as before, so what is waited for becomes less than half.
+  // Operators hide as many seconds of transfers as before, so the time of waiting becomes less than half.
   EXPECT_GE(found.front().gain, 1.0);
   EXPECT_LE(found.front().gain, 1.1);
 }

@@ -180,8 +180,8 @@ TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
   }
 }
 
-// Where calls alone take time, all of a second, a stage's time is a number of calls, and equal stages would follow the
-// schedule's closed form.
+// Every call takes a second, and nothing else takes time. So a stage's time is its number of calls, and the forecast
+// must equal a simulation of the schedule with these times.
 TEST(RunForecast, APipelineFollowsItsSchedule) {
   Cluster cluster = free_cluster();
   cluster.rules[0].seconds_per_call = 1.0;

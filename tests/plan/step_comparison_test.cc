@@ -36,7 +36,7 @@ std::vector<std::int64_t> durations(const std::vector<cuda::KernelRun>& runs) {
   return result;
 }
 
-// The GPU was busy in the replay, so its durations count. Copies of tokens run when they like.
+// The GPU was busy in the replay, so its durations count. Copies of tokens may run at any time.
 TEST(StepComparison, DurationsAreThoseOfTheReplay) {
   std::vector<cuda::KernelRun> runs = {{"tokens", 0, 1},      {"gemm", 10, 30},      {"copy", 15, 17},
                                        {"add", 30, 35},       {"fill", 35, 36},      {"gemm", 36, 66},

@@ -35,7 +35,7 @@ TEST_F(MemoryAdvice, NamesTheNearestSettingsThatFit) {
                                        HasSubstr("that fits: activation_checkpoint.mode = \"full\":"),
                                        HasSubstr("that fits: activation_checkpoint.mode = \"selective\":"),
                                        HasSubstr("mode = \"none\", training.local_batch_size = ")));
-  // With a byte less, selective needs a smaller batch. Memory beside the step's counts, too.
+  // With a byte less, selective needs a smaller batch. A byte that is needed besides the step has the same effect.
   for (const std::string& text : {advice(selective - 1), advice(selective, 1)}) {
     EXPECT_THAT(text,
                 AllOf(HasSubstr("mode = \"selective\", training.local_batch_size = 4, training.global_batch_size = 8"),

@@ -1,4 +1,4 @@
-"""Checks the rules of the house: which folder may include which, and upper limits for what makes code hard to read.
+"""Checks the project's own rules: which folder may include which, and limits for what makes code hard to read.
 usage: house_test.py [--table [NAME...]]
 --table prints the measured numbers instead of testing them, and for each NAME the places that count.
 

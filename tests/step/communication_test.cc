@@ -105,9 +105,9 @@ class Formulas {
       std::int64_t gathers = micro_batches_;
       if (unit != embedding_ && unit != head_) {
         gathers = 2 * micro_batches_;  // for the forward and for the backward
-        // The last layer's are still there for the backward, and the first layer's for the next forward. So are those
-        // of the layers next to them, unless the head's or the embedding's take their place. If these are large, they
-        // have a slot of their own.
+        // The last layer's weights are still there for the backward, and the first layer's for the next forward. So are
+        // those of the layers next to them, unless the weights of the head or of the embedding take their slot. With a
+        // large vocabulary, head and embedding have a slot of their own.
         const bool is_large = model_.vocab_size >= kLargeVocabulary;
         const bool embedding_takes_a_slot = mesh_.shard_of_cut.size() > 1 && !is_large;
         if (unit == layers_.back() || (unit == *(layers_.end() - 2) && is_large)) gathers -= micro_batches_;

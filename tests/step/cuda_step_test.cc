@@ -146,8 +146,8 @@ TEST_P(CudaStep, AStepEndsWhenTheGpuHasMadeIt) {
   EXPECT_GT(Seconds(Clock::now() - second.ended).count(), 0.5);
 }
 
-/// A step that is not finite says where, and leaves weights, moments and biases unchanged. This holds even if it is the
-/// replay of a graph, and another step has been started after it.
+/// A step whose numbers are not finite throws an error with its number. Weights and moments stay unchanged, even if the
+/// step is the replay of a graph and another step has been started after it.
 TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   const JobConfig job = config("bfloat16");
   TrainingStep step(job, nullptr, Device::kCuda);

@@ -1,7 +1,7 @@
 // Compares gradients of every parameter on a mesh with one rank's on the same device, in the precisions of training
 // runs. Both are compared with float32 on a CPU. A mesh may be at most 1.5 times as far from that as one rank is: it
-// rounds as often, but adds in another order. What a mesh loses or counts twice is far more. tests/gpu_mutants.py
-// --meshes shows that.
+// rounds as often, but adds in another order. A gradient that is lost or counted twice makes a far larger difference.
+// `tests/gpu_mutants.py --of meshes` shows that.
 #pragma once
 
 #include "tests/step/text_gradients.h"

@@ -350,7 +350,7 @@ TEST_P(PairedPasses, GiveTheBitsOfPassesOneByOne) {
     EXPECT_EQ(trained->later_rounds, one_by_one.later_rounds);
     EXPECT_EQ(trained->validation_losses, one_by_one.validation_losses);
   }
-  // Rounds are those of an expert group. A mean over two groups that is no whole number says that they differ.
+  // later_rounds is a mean over expert groups. If it is no whole number, two groups had different numbers of rounds.
   if (std::string(mesh_case.name).find("groups_differ") != std::string::npos) {
     EXPECT_TRUE(std::ranges::any_of(in_turns.later_rounds, [](double mean) { return mean != std::floor(mean); }));
   }
@@ -409,8 +409,8 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"pp2_ep2_mxfp8_not_kept", 4, {.pp = 2, .ep = 2}, 4, kDualPipeV + kWgradHigh + kNotKept + kMtp}),
     [](const auto& test) { return test.param.name; });
 
-/// Counts the spans of one row of a trace that lie within calls of the dispatcher of another row, before the end of
-/// what that call waits for: the call has a span of its own after them. The names of the calls end with `calls`.
+/// Counts the spans in `row` of a trace that lie within a dispatcher's call in `row_of_calls`. The names of the calls
+/// end with `calls`. A span must end before the call's last inner span begins, because the call waits until then.
 int num_within_calls(const nlohmann::json& events, std::string_view calls, TraceRecorder::Row row_of_calls,
                      TraceRecorder::Row row) {
   int count = 0;

@@ -89,8 +89,8 @@ TEST_P(SwiGlu, WeightedRows) {
   EXPECT_EQ(doubles(d_h.rows(kUsed, kRows)), untouched);
 }
 
-// There are several tasks of rows, and num_rows cuts the last one. The call also works in place. It writes nothing
-// beyond num_rows.
+// There are several tasks of rows, and num_rows may cut one of them. Rows from num_rows on are not written. The call
+// also works in place.
 TEST_P(SwiGlu, WeightedRowsInPlace) {
   constexpr std::int64_t kRows = 80, kWidth = 9;
   for (const std::int32_t used : {0, 1, 40, 80}) {

@@ -89,8 +89,8 @@ TEST_P(Gemm, Parts) {
   });
 }
 
-// The packed right operand exceeds the memory that it may take, so columns are multiplied in turn. They are what they
-// are alone.
+// The packed right operand exceeds the memory that it may take, so columns are multiplied in turn. Each has the same
+// numbers as when it is multiplied alone.
 TEST_P(Gemm, ColumnsInTurn) {
   constexpr std::int64_t kRows = 257, kColumns = 4200, kDepth = 1030;
   for (const bool transpose : {false, true}) {

@@ -47,7 +47,7 @@ class GroupedGemmCuda : public ParityTest {
     if (spare > 0) expect_same(forward, {y.rows(used, rows)});
   }
 
-  /// Whether a Hopper runs the kernel that a Blackwell runs.
+  /// If true, a Hopper runs the kernel that a Blackwell runs.
   bool prefers_library_ = false;
 
  private:

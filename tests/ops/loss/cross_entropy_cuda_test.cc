@@ -58,8 +58,9 @@ TEST_F(CrossEntropyCuda, InPlaceAndWithoutGradient) {
   }
 }
 
-// The forms that products read are those of the plain gradient, with it in the logits' place or without it. One rank of
-// two, so that labels are elsewhere, too; sizes that tiles and lanes do not divide, and those that they do.
+// The quantized gradients are those that quantizing the plain gradient gives. They are written alone, or together with
+// the plain gradient, which then replaces the logits. This rank has half of the vocabulary, so some labels belong to
+// the other rank. Tiles and lanes divide only some of the sizes.
 TEST_F(CrossEntropyCuda, QuantizedGradients) {
   const auto quantized = [&](const Tensor& x, const mx::Format& format) {
     GemmOperand operand;
@@ -75,7 +76,7 @@ TEST_F(CrossEntropyCuda, QuantizedGradients) {
         const Tensor logits = random({tokens, vocab}, dtype, 8.0), of = labels(tokens, 2 * vocab);
         const Tensor in_place = arena_.allocate(logits.shape(), dtype), plain = poisoned(logits.shape(), dtype);
         std::memcpy(in_place.raw(), logits.raw(), logits.num_bytes());
-        // The other rank's sums are as this one's.
+        // The other rank has the same sums as this one.
         const Tensor sums = poisoned({2, tokens, 3}, DType::kFloat32);
         GemmOperand alone = quantized(logits, format), all = quantized(logits, format);
         all.plain = in_place;

@@ -102,7 +102,8 @@ TEST_F(CrossEntropy, BFloat16Logits) {
   }
 }
 
-// The forms are those of the plain gradient, with it or without; in its place, too.
+// The quantized gradients are those that quantizing the plain gradient gives. They are written alone, or together with
+// the plain gradient, which then replaces the logits.
 TEST_F(CrossEntropy, QuantizedGradients) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const mx::Format& format : all_formats()) {

@@ -100,7 +100,7 @@ class Quantize : public TypedOperatorTest {
     const std::string what = fmt::format("{} x {} {} {}", m, k, describe(row_format), describe(column_format));
     expect_equal(rows, reference(floats(x), m, k, row_format), "rows of " + what);
     expect_equal(columns, reference(transpose(floats(x), m, k), k, m, column_format), "columns of " + what);
-    // Each orientation alone gives the same bytes.
+    // Each orientation alone gives the same elements.
     const mx::Quantized rows_alone = allocate({m, k}, row_format), columns_alone = allocate({k, m}, column_format);
     quantize(context(), x, rows_alone, {});
     quantize(context(), x, {}, columns_alone);

@@ -154,8 +154,6 @@ std::vector<SafetensorsFile> shards_of(const fs::path& folder, std::string_view 
   return shards;
 }
 
-/// Checkpoints keep bfloat16 moments unchanged. A run with float32 moments can resume from them, and the other way
-/// round.
 /// Counts how often the files of a folder are opened. It watches closes as well, because equal events in a row are one.
 class Opens {
  public:
@@ -182,7 +180,7 @@ class Opens {
   int descriptor_;
 };
 
-/// What is opened must not grow with the square of the ranks.
+/// The number of files that all ranks open must not grow with the square of the number of ranks.
 TEST_F(Checkpoints, OneRankReadsTheManifestAndNoneReadsAllShards) {
   const MeshShape mesh{"fsdp6", 6, {}};
   train(mesh, {}, 3);
@@ -197,6 +195,8 @@ TEST_F(Checkpoints, OneRankReadsTheManifestAndNoneReadsAllShards) {
   }
 }
 
+/// Checkpoints keep bfloat16 moments unchanged. A run with float32 moments can resume from them, and the other way
+/// round.
 TEST_F(Checkpoints, MomentsInBfloat16) {
   const std::vector<std::string> small = {"--optimizer.state_dtype=bfloat16"}, large = {};
   const std::map<std::int64_t, double> straight = train_anew(kOne, small), in_float32 = train_anew(kOne, large);
