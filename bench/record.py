@@ -86,7 +86,7 @@ def code_of(path):
 
 def hashes(root, globs):
     """Returns the hashes of the sources' code, by path."""
-    paths = {path for pattern in globs for path in root.glob(pattern) if path.is_file()}
+    paths = {path for pattern in globs for path in root.glob(pattern) if path.is_file() and path.suffix != ".pyc"}
     return {str(path.relative_to(root)): hashlib.sha256(code_of(path).encode()).hexdigest()[:16]
             for path in sorted(paths)}
 

@@ -33,7 +33,7 @@ struct ConvertOptions {
   bool overwrite = false;
 };
 
-/// Returns the field table of a model, without memory.
+/// Returns the parameters and buffers of a model, without memory.
 Model field_table(const HfConfig& config) { return Model(config.model, {.compute = DType::kFloat32, .seq_len = 1}); }
 
 constexpr OutputKind kHfFolder = {

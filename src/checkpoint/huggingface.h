@@ -28,8 +28,8 @@ struct HfTensor {
   std::int64_t num_elements() const;
 };
 
-/// Returns the tensors that make up the parameter or buffer `name` of the field table (model/), in order. Modules of
-/// multi-token prediction are layers after the `num_layers` layers of the model, as in DeepSeek's files.
+/// Returns the tensors that make up the parameter or buffer `name` of the model (params/parameter_table.h), in order.
+/// Modules of multi-token prediction are layers after the `num_layers` layers of the model, as in DeepSeek's files.
 std::vector<HfTensor> hf_tensors(const std::string& name, const Shape& shape, std::int64_t num_layers);
 
 /// Receives the numbers of a tensor in order, one chunk per call.

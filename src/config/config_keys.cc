@@ -323,7 +323,7 @@ void add_expert_parallelism_keys(ConfigTable& t, JobConfig& c) {
         "the same for the gradients of the experts' outputs");
   t.add("parallelism.expert_parallel_capacity_factor", p.expert_parallel_capacity_factor,
         "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More are "
-        "worked off in rounds; with direct on GPUs of one domain they end the run",
+        "worked off in rounds",
         NumberRange{.lowest = 1.0,
                     .highest = 1e6,
                     .special = 0.0,

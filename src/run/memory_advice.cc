@@ -100,7 +100,7 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
     closer.parallelism.expert_parallel_capacity_factor = kCloseCapacity;
     advise_other(
         fmt::format("experts have room for any load; with parallelism.expert_parallel_capacity_factor = {} (more "
-                    "than that takes rounds, or with direct on GPUs ends the run)",
+                    "than that takes rounds)",
                     kCloseCapacity),
         closer);
   }
