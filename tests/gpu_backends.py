@@ -65,6 +65,7 @@ def main():
                   flush=True)
             failed |= len(made) != args.steps or made[-1]["loss"] > 0.9 * made[0]["loss"]
             failed |= abs(differs) > MARGIN if factor == 1.0 else same != args.steps
+            failed |= (rounds > 0) != (factor == 1.0)
     return int(failed)
 
 

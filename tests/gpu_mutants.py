@@ -243,6 +243,11 @@ def main():
         def test(program, mutant):
             return run(f"{program.result()} --gtest_filter={case.format(mutant[-1])}", build)
 
+        # A case that fails without a mutant would notice everything.
+        for name in sorted({mutant[-1] for mutant in mutants}):
+            status, said = run(f"{test_program} --gtest_filter={case.format(name)}", build)
+            if status != 0 or "[       OK ]" not in said:
+                sys.exit(f"{name} does not pass without a mutant\n{said}")
         for mutant, (status, said) in zip(mutants, tests.map(test, programs, mutants)):
             # A test that fails says which parameters are wrong. A program that ends in another way has shown nothing.
             noticed = status == 1 and "[  FAILED  ]" in said

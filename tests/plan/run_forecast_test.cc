@@ -150,6 +150,8 @@ TEST(RunForecast, OneRankStandsForOthersThatDoTheSame) {
   }
 }
 
+// Each change also makes a step of at least one layout shorter. What bounds a dispatch differs between the machines:
+// the network, SMs, or the links within a domain.
 TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
   using Change = std::pair<const char*, void (*)(Cluster&)>;
   const Change changes[] = {
@@ -169,15 +171,29 @@ TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
       {"bytes", [](Cluster& c) { c.rules[1].bytes_per_second *= 3.0; }},
       {"calls", [](Cluster& c) { c.rules[1].seconds_per_call *= 0.5; }},
   };
-  for (const Layout& layout : layouts()) {
-    SCOPED_TRACE(layout.name);
-    const double before = forecast(layout, costly_cluster()).seconds;
-    for (const auto& [name, change] : changes) {
-      Cluster faster = costly_cluster();
-      change(faster);
-      EXPECT_LE(forecast(layout, faster).seconds, before * (1.0 + 1e-12)) << name;
+  std::set<std::string> have_effect;
+  Cluster of_slow_sms = costly_cluster();
+  for (double Cluster::*rate :
+       {&Cluster::sm_written_per_second, &Cluster::sm_read_per_second, &Cluster::sm_summed_per_second}) {
+    of_slow_sms.*rate *= 1e-3;
+  }
+  Cluster of_slow_links = costly_cluster();
+  of_slow_links.gpus_per_domain = 4;
+  of_slow_links.direct_bytes_per_second *= 1e-3;
+  for (const Cluster& cluster : {costly_cluster(), of_slow_sms, of_slow_links}) {
+    for (const Layout& layout : layouts()) {
+      SCOPED_TRACE(layout.name);
+      const double before = forecast(layout, cluster).seconds;
+      for (const auto& [name, change] : changes) {
+        Cluster faster = cluster;
+        change(faster);
+        const double after = forecast(layout, faster).seconds;
+        EXPECT_LE(after, before * (1.0 + 1e-12)) << name;
+        if (after < before * (1.0 - 1e-9)) have_effect.insert(name);
+      }
     }
   }
+  for (const auto& [name, change] : changes) EXPECT_TRUE(have_effect.contains(name)) << name;
 }
 
 // Every call takes a second, and nothing else takes time. So a stage's time is its number of calls, and the forecast

@@ -146,8 +146,8 @@ TEST_P(CudaStep, AStepEndsWhenTheGpuHasMadeIt) {
   EXPECT_GT(Seconds(Clock::now() - second.ended).count(), 0.5);
 }
 
-/// A step whose numbers are not finite throws an error with its number. Weights and moments stay unchanged, even if the
-/// step is the replay of a graph and another step has been started after it.
+/// A step whose numbers are not finite throws an error with its number. Weights, moments and biases stay unchanged,
+/// even if the step is the replay of a graph and another step has been started after it.
 TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   const JobConfig job = config("bfloat16");
   TrainingStep step(job, nullptr, Device::kCuda);
@@ -166,8 +166,11 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   parameters.set(0, (vocab - 1) * job.model.args.dim, {&bad, 1});
   const auto state = [&] {
     std::vector<std::byte> all;
-    for (const Tensor& tensor :
-         {parameters.all_masters(), parameters.optimizer_tensor(0), parameters.optimizer_tensor(1)}) {
+    std::vector<Tensor> tensors = {parameters.all_masters(), parameters.optimizer_tensor(0),
+                                   parameters.optimizer_tensor(1)};
+    EXPECT_GT(parameters.num_buffers(), 0u);  // the experts' biases
+    for (ParamId id = 0; id < parameters.num_buffers(); ++id) tensors.push_back(parameters.buffer(id));
+    for (const Tensor& tensor : tensors) {
       const std::size_t begin = all.size();
       all.resize(begin + tensor.num_bytes());
       parameters.read(tensor, Tensor(all.data() + begin, tensor.shape(), tensor.dtype(), Device::kCpu));

@@ -97,7 +97,7 @@ TEST_P(GoldenModel, LogitsLossAndGradients) {
     const auto counts = numbers<std::int32_t>(golden.file, "expert_counts." + model.moe_layer(i).name());
     EXPECT_TRUE(std::ranges::equal(counts, model.sums().counts_E(i))) << model.moe_layer(i).name();
   }
-  EXPECT_NEAR(balance, loss[3], 1e-5 * loss[0]);
+  EXPECT_NEAR(balance, loss[3], 1e-5 * loss[3]);
 
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters.spec(id).name;
@@ -200,7 +200,7 @@ TEST(GoldenSteps, LossesAndWeightsAfterTenSteps) {
     EXPECT_NEAR(result.total_loss, losses[s * 4], 1e-4 * losses[s * 4]) << s;
     EXPECT_NEAR(result.loss, losses[s * 4 + 1], 1e-4 * losses[s * 4 + 1]) << s;
     EXPECT_NEAR(result.mtp_loss, losses[s * 4 + 2], 1e-4 * losses[s * 4 + 2]) << s;
-    EXPECT_NEAR(result.balance_loss, losses[s * 4 + 3], 1e-4 * losses[s * 4]) << s;
+    EXPECT_NEAR(result.balance_loss, losses[s * 4 + 3], 1e-4 * losses[s * 4 + 3]) << s;
     EXPECT_NEAR(result.grad_norm, norms[s], 1e-4 * norms[s]) << s;
     EXPECT_NEAR(result.learning_rate, rates[s], 1e-6 * rates[s]) << s;
   }

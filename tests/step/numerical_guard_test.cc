@@ -57,6 +57,7 @@ log_freq = 1
       nlohmann::json json = nlohmann::json::parse(line);
       if (json["step"] == step) return json;
     }
+    ADD_FAILURE() << "no line of step " << step;
     return {};
   }
 

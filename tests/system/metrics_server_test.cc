@@ -81,6 +81,7 @@ TEST(MetricsServer, ManyReadersSeeWholeSnapshots) {
       while (!ends) {
         const std::string text = scrape(server.port());
         if (text.empty()) continue;
+        EXPECT_NE(value_of(text, "tessera_test_first"), "none");
         EXPECT_EQ(value_of(text, "tessera_test_first"), value_of(text, "tessera_test_second"));
         ++num_read;
       }

@@ -36,7 +36,6 @@ class Gemm : public TypedOperatorTest {
         const Doubles expected = product(a, transpose_a, b, transpose_b);
         for (const DType out : {dtype(), DType::kFloat32}) {
           const Tensor c = random({m, n}, out);
-          const Doubles before = doubles(c);
           gemm(context(), a, transpose_a, b, transpose_b, c, Write::kAssign);
           EXPECT_LE(relative_error(c, expected), bound_for(out, kForwardBound)) << m << " " << n << " " << k;
           const Tensor sum = random({m, n}, out);
