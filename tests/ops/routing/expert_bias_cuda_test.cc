@@ -19,7 +19,9 @@ TEST_F(ExpertBiasCuda, Updates) {
     EXPECT_EQ(doubles(bias), before);
     finite.data<float>()[0] = 1.0f;
     expect_same(update, {bias});
-    if (experts > 1) EXPECT_NE(doubles(bias), before);
+    if (experts > 1) {
+      EXPECT_NE(doubles(bias), before);
+    }
   }
 }
 
