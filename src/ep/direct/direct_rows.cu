@@ -4,8 +4,9 @@
 namespace tessera::ep {
 namespace {
 
-// Of 16 blocks, kSenders send. The others copy received tokens. In the window, a token is copied from its first row to
-// its other rows. If the output lies elsewhere, it is copied to all its rows there.
+// kSenders of every 16 blocks send tokens. The other blocks copy the tokens that have come. If the output is the
+// window, they copy each token from its first row to its other rows. Otherwise they copy it to all its rows in the
+// output.
 constexpr int kSenders = 7;
 
 /// A range of bytes that a warp copies.

@@ -8,7 +8,8 @@ using cuda::get_lanes;
 using cuda::Lanes;
 using cuda::to_float;
 
-// Of 16 blocks, kSenders send. They have more to read: a row per choice. The others read a sum per copy.
+// kSenders of every 16 blocks send sums. Senders have more to read, a row per choice. The other blocks read a sum per
+// copy of a token.
 constexpr int kSenders = 12;
 
 /// Describes y = the sum of weight · row over the lanes that have a row, in their order. Without lanes there is no sum.

@@ -1,6 +1,5 @@
 // GEMMs by cuBLASLt. It stores matrices by columns, so it computes the transpose c_MNᵀ = op(b)ᵀ · op(a)ᵀ. The operands
-// of that product are the same memory. A matrix of a few rows times a transposed one, as in decoding, has a kernel
-// here.
+// of that product are the same memory. The products of a few rows, as in decoding, have kernels here.
 #include <bit>
 
 #include "ops/gemm/gemm.h"

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   for (int e = threadIdx.x; e < experts; e += kThreads) {
-    if (gridDim.x == 1) {
+    if (gridDim.x == 1) {  // this block has seen all tokens, and nobody has set the counts to 0
       counts_E[e] = counts[e];
     } else if (counts[e] > 0) {
       atomicAdd(&counts_E[e], counts[e]);
