@@ -4,11 +4,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
 #include "checkpoint/checkpoint.h"
 #include "device/cuda.h"
@@ -426,7 +428,8 @@ TEST_F(Cli, TheFirstSignalIsAnsweredAtOnceAndTheSecondEndsTheRun) {
   // A step is long enough for both signals, also where this process has to wait for a processor.
   const Process process(scratch_, train_arguments({"--training.steps=1000000", "--training.global_batch_size=2000",
                                                    "--checkpoint.enable=false"}));
-  process.wait_for_output("step       1");
+  process.wait_for_output("memory in use");                     // follows the first step's line
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the second step has begun
   process.send(SIGINT);
   // the message announces no save: checkpoints are disabled
   process.wait_for_output("finishing step 2; again to stop now\n");
