@@ -120,8 +120,7 @@ class Dispatcher {
   /// Returns the stream on which a caller may run a call beside other operators. If there are no other ranks, a call
   /// runs where its context says.
   CallStream call_stream(const Context& op, int num_sms = 0) const { return CallStream(op, num_sms, has_peers()); }
-  /// Makes the calls of two passes take turns. Rows are then never left in the window, where the other pass's call
-  /// would overwrite them. Must be called before a step is measured. `turns` must outlive this.
+  /// Makes the calls of two passes take turns. Must be called before a step is measured. `turns` must outlive this.
   void set_turns(Turns* turns);
   /// Returns what set_turns() has set, or null.
   Turns* turns() const { return turns_; }
@@ -177,13 +176,14 @@ class Dispatcher {
 
   /// Returns the part of this rank's window that receives rows, [R, D]. If it is passed as x_RD.plain of a dispatch,
   /// the rows need no copy. They stay until the next dispatch of any layer, and callers may overwrite them. It is
-  /// undefined for other backends and payloads, and where calls take turns.
+  /// undefined for other backends and payloads. Where calls take turns, it is undefined for the first round, because
+  /// the other pass's call may come next.
   Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const {
-    return turns_ == nullptr ? do_rows_in_window(op, saved) : Tensor();
+    return may_leave_rows(saved) ? do_rows_in_window(op, saved) : Tensor();
   }
   /// Returns the same for d_out_RD.plain of combine_backward. The rows stay until the next combine_backward.
   Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const {
-    return turns_ == nullptr ? do_gradients_in_window(op, saved) : Tensor();
+    return may_leave_rows(saved) ? do_gradients_in_window(op, saved) : Tensor();
   }
 
   const DispatchOptions& options() const { return options_; }
@@ -211,6 +211,9 @@ class Dispatcher {
 
  private:
   bool has_peers() const { return num_ranks_ * options_.num_domains > 1; }
+  /// Returns whether rows may stay in the window after a call, because the next call is of the same pass. In turns this
+  /// holds for later rounds, which do not give way.
+  bool may_leave_rows(const DispatchSaved& saved) const { return turns_ == nullptr || saved.round > 0; }
   /// Runs body(call) as a call, with the calls' context. The call gives way at its end.
   template <typename Body>
   void as_call(const Context& op, const DispatchSaved& saved, Body&& body);

@@ -177,5 +177,26 @@ TEST(Rounds, OverSeveralDomains) {
   }
 }
 
+// After a later round's call, the other pass makes none. After one of the first round, it may.
+TEST(Rounds, InTurnsLaterOnesAloneLeaveRowsInTheWindow) {
+  on_ranks(2, 0, [&](ProcessGroup& group, ep::StepHook*) {
+    const Case test_case{.capacity_factor = 1.0};
+    Turns turns;
+    Memory memory;
+    const Context op = memory.op();
+    const auto dispatcher = ep_test::allocated_dispatcher(DispatchBackend::kDirect, group, test_case.options());
+    const Layer layer(test_case, group.size(), 1);
+    const DispatchSaved first = dispatcher->allocate_saved(op, {.name = "layer"}, layer.tensors(memory.arena, 0));
+    const DispatchSaved later = dispatcher->allocate_later(op, first, 1);
+    for (const bool in_turns : {false, true}) {
+      if (in_turns) dispatcher->set_turns(&turns);
+      EXPECT_EQ(dispatcher->rows_in_window(op, first).defined(), !in_turns);
+      EXPECT_EQ(dispatcher->gradients_in_window(op, first).defined(), !in_turns);
+      EXPECT_TRUE(dispatcher->rows_in_window(op, later).defined());
+      EXPECT_TRUE(dispatcher->gradients_in_window(op, later).defined());
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera
