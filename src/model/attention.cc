@@ -181,13 +181,11 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   const std::int64_t nope = config.qk_nope_head_dim, dim_v = config.v_head_dim, q_head = config.qk_head_dim();
   const Tensor positions_T = context.batch->positions(op.device());
   const ArenaScope scope(*op.arena);
-  const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
 
   const Tensor kv_a = context.allocate({num_tokens, latent + config.qk_rope_head_dim});
-  const Tensor latent_TC = context.allocate({num_tokens, latent});
-  const Tensor k_rope = context.allocate({num_tokens, config.qk_rope_head_dim});
   const Tensor q = context.allocate({num_tokens, heads * q_head});
   if (compressed_) {
+    const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
     const Tensor q_a_TC = context.allocate({num_tokens, config.q_lora_rank});
     const Tensor q_latent_TC = context.allocate({num_tokens, config.q_lora_rank});
     compressed_->wq_a.forward(context, y_TD, q_a_TC);
@@ -197,10 +195,13 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
     wq_->forward(context, y_TD, q);
   }
   wkv_a_.forward(context, y_TD, kv_a);
-  kv_norm_.forward(context, kv_a.columns(0, latent), latent_TC, rstd_T);
-  rotate(context, kv_a.columns(latent, kv_a.dim(1)), positions_T, 1, RopeDirection::kForward, k_rope);
-  store_latents(op, latent_TC, k_rope, slot_T, positions_T, cache_SPN);
-  rotate(context, q, positions_T, heads, RopeDirection::kForward, q);
+  rope_.prepare_decode(op, *context.model->rope,
+                       {.kv_a = kv_a,
+                        .norm_weight_C = context.weight(kv_norm_.weight()),
+                        .norm_eps = config.norm_eps,
+                        .q = q,
+                        .num_heads = heads},
+                       slot_T, positions_T, cache_SPN);
 
   // W_kv,b holds per head the rows of W_k (nope), then those of W_v.
   const Tensor wkv_b = context.weight(wkv_b_.id());

@@ -100,17 +100,17 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
   const Context& op = context.op;
   const ArenaScope scope(*op.arena);
   const Tensor rstd_T = context.allocate({x_TD.dim(0)}, DType::kFloat32);
-  const Tensor mid_TD = context.allocate(x_TD.shape()), shared_TD = shared_output(out_TD);
+  const Tensor mid_TD = context.allocate(x_TD.shape());
   const Tensor norm_TD = context.allocate(x_TD.shape()), branch_TD = context.allocate(x_TD.shape());
   attention_norm_.forward(context, x_TD, norm_TD, rstd_T);
   attention_.decode(context, norm_TD, slot_T, cache_SPN, branch_TD);
   ffn_norm_.residual_forward(context, x_TD, branch_TD, mid_TD, norm_TD, rstd_T);
   if (feed_forward_) {
     feed_forward_->forward(context, norm_TD, feed_forward_->allocate_saved(context), branch_TD);
+    add(op, mid_TD, branch_TD, out_TD);
   } else {
-    moe_->decode(context, norm_TD, branch_TD, shared_TD);
+    moe_->decode(context, mid_TD, norm_TD, out_TD);
   }
-  add(op, mid_TD, branch_TD, out_TD, shared_TD);
 }
 
 void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_tD) const {

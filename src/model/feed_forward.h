@@ -37,6 +37,9 @@ class FeedForward {
                             const Tensor& d_x_tD) const;
   void backward_weights(const LayerContext& context, const GemmOperand& x_tD, const Gradients& gradients) const;
 
+  ParamId w13() const { return w13_.id(); }
+  ParamId w2() const { return w2_.id(); }
+
  private:
   LinearSite w13_, w2_;
   std::int64_t inter_dim_;  // I of this rank

@@ -2,7 +2,7 @@
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
-#include "ops/routing/routed_ffn.h"
+#include "ops/routing/moe_decode.h"
 #include "tensor/dims.h"
 
 namespace tessera {
@@ -244,21 +244,21 @@ void Moe::route(const LayerContext& context, const Tensor& y_tD, const RouterOut
   if (sums.counts_E.defined()) add_counts(op, routing.counts_E, sums.counts_E);
 }
 
-void Moe::decode(const LayerContext& context, const Tensor& y_TD, const Tensor& routed_TD,
-                 const Tensor& shared_TD) const {
-  TESSERA_DIMS(y_TD, routed_TD, shared_TD);
+void Moe::decode(const LayerContext& context, const Tensor& x_TD, const Tensor& y_TD, const Tensor& out_TD) const {
+  TESSERA_DIMS(x_TD, y_TD, out_TD);
   const TraceScope trace(context.op.trace, "moe.decode");
   const ArenaScope scope(*context.op.arena);
   const RouterOutputs routing = allocate_routing(context, y_TD.dim(0));
   route(context, y_TD, routing, {});
-  routed_ffn(context.op, y_TD,
+  moe_decode(context.op, x_TD, y_TD,
              {.w13_E2FD = context.weight(w13_.id()),
               .w2_EDF = context.weight(w2_.id()),
+              .shared_w13_2ID = shared_ ? context.weight(shared_->w13()) : Tensor(),
+              .shared_w2_DI = shared_ ? context.weight(shared_->w2()) : Tensor(),
               .expert_ids_TK = routing.expert_ids_TK,
               .weights_TK = routing.weights_TK,
               .counts_E = routing.counts_E},
-             routed_TD);
-  if (shared_) shared_->forward(context, y_TD, shared_->allocate_saved(context), shared_TD);
+             out_TD);
 }
 
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& routed_tD,

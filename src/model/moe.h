@@ -49,8 +49,8 @@ class Moe {
   void forward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& routed_tD,
                const Tensor& shared_tD, const MoeSums& sums) const;
 
-  /// Assigns the same two parts for the next tokens of texts, where all experts are on this rank. Keeps nothing.
-  void decode(const LayerContext& context, const Tensor& y_TD, const Tensor& routed_TD, const Tensor& shared_TD) const;
+  /// Assigns x_TD + MoE(y_TD) for the next tokens of texts, where all experts are on this rank. Keeps nothing.
+  void decode(const LayerContext& context, const Tensor& x_TD, const Tensor& y_TD, const Tensor& out_TD) const;
 
   /// Computes d_y_tD from d_out_tD, and adds to the parameters' gradients. Overwrites the saved h.
   void backward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& d_out_tD,

@@ -27,6 +27,7 @@ class RmsNorm {
     rmsnorm_backward(context.op, d_y_tN, x_tN, context.weight(weight_), rstd_t, d_x_tN, write,
                      context.gradient(weight_));
   }
+  ParamId weight() const { return weight_; }
 
  private:
   ParamId weight_;

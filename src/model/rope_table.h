@@ -4,6 +4,7 @@
 #pragma once
 
 #include "model/config.h"
+#include "ops/attention/mla_decode.h"
 #include "ops/attention/rope.h"
 #include "tensor/mirrored.h"
 
@@ -40,6 +41,15 @@ class LayerRope {
   void turn(const Context& op, const RopeTable& table, const Tensor& x, std::int64_t num_heads,
             const Tensor& positions_T, RopeDirection direction, const Tensor& y) const {
     rope(op, x, num_heads, rope_dim_, positions_T, table.cos(op.device()), table.sin(op.device()), direction, y);
+  }
+
+  /// Makes new tokens ready for decoding (ops/attention/mla_decode.h). Sets what they have of the table.
+  void prepare_decode(const Context& op, const RopeTable& table, MlaNewTokens tokens, const Tensor& slot_T,
+                      const Tensor& positions_T, const Tensor& cache_SPN) const {
+    tokens.rope_dim = rope_dim_;
+    tokens.cos_PM = table.cos(op.device());
+    tokens.sin_PM = table.sin(op.device());
+    prepare_mla_decode(op, tokens, slot_T, positions_T, cache_SPN);
   }
 
   /// Returns the factor of the attention's scores.

@@ -7,6 +7,7 @@
 namespace tessera {
 
 TESSERA_BACKENDS(store_latents)
+TESSERA_BACKENDS(prepare_mla_decode)
 TESSERA_BACKENDS(mla_decode)
 
 void store_latents(const Context& context, const Tensor& latent_TC, const Tensor& k_rope_TR, const Tensor& slot_T,
@@ -19,6 +20,29 @@ void store_latents(const Context& context, const Tensor& latent_TC, const Tensor
   TESSERA_CHECK_TENSOR(position_T, DType::kInt32, {num_tokens});
   TESSERA_CHECK_TENSOR(cache_SPN, latent_TC.dtype(), {cache_SPN.dim(0), cache_SPN.dim(1), latent + rope});
   TESSERA_RUN(store_latents, context, latent_TC, k_rope_TR, slot_T, position_T, cache_SPN);
+}
+
+void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, const Tensor& slot_T,
+                        const Tensor& position_T, const Tensor& cache_SPN) {
+  const TraceScope trace(context.trace, "prepare_mla_decode");
+  TESSERA_DIMS(slot_T, position_T, cache_SPN);
+  const DType dtype = tokens.kv_a.dtype();
+  const std::int64_t num_tokens = tokens.kv_a.dim(0), row = tokens.kv_a.dim(1), latent = tokens.norm_weight_C.dim(0);
+  TESSERA_CHECK_TENSOR(tokens.norm_weight_C, dtype, {latent});
+  TESSERA_CHECK_STRIDED(tokens.q, dtype, {num_tokens, tokens.q.dim(1)});
+  TESSERA_CHECK(tokens.rope_dim == 0 || tokens.rope_dim == row - latent, "{} of {}", tokens.rope_dim, row - latent);
+  TESSERA_CHECK(tokens.q.dim(1) % tokens.num_heads == 0 && tokens.q.dim(1) / tokens.num_heads >= tokens.rope_dim,
+                "{} for {} heads", tokens.q.dim(1), tokens.num_heads);
+  if (tokens.rope_dim > 0) {
+    TESSERA_CHECK_TENSOR(tokens.cos_PM, DType::kFloat32, {tokens.cos_PM.dim(0), tokens.rope_dim / 2});
+    TESSERA_CHECK_TENSOR(tokens.sin_PM, DType::kFloat32, {tokens.cos_PM.dim(0), tokens.rope_dim / 2});
+    TESSERA_CHECK(tokens.cos_PM.dim(0) >= cache_SPN.dim(1), "{} angles for {} positions", tokens.cos_PM.dim(0),
+                  cache_SPN.dim(1));
+  }
+  TESSERA_CHECK_TENSOR(slot_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(position_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(cache_SPN, dtype, {cache_SPN.dim(0), cache_SPN.dim(1), row});
+  TESSERA_RUN(prepare_mla_decode, context, tokens, slot_T, position_T, cache_SPN);
 }
 
 void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,

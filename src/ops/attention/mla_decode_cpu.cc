@@ -31,6 +31,31 @@ const float* widened(const BFloat16* row, std::int64_t n, float* copy) {
   return copy;
 }
 
+/// Throws InternalError if the cache has no row for token t.
+void check_place(const Tensor& cache_SPN, const Tensor& slot_T, const Tensor& position_T, std::int64_t t) {
+  const std::int32_t slot = slot_T.data<std::int32_t>()[t], position = position_T.data<std::int32_t>()[t];
+  TESSERA_CHECK(0 <= slot && slot < cache_SPN.dim(0) && 0 <= position && position < cache_SPN.dim(1),
+                "token {}: slot {} position {}, cache {}", t, slot, position, cache_SPN.shape().to_string());
+}
+
+/// Returns token t's row of the cache.
+template <typename T>
+T* row_in_cache(const Tensor& cache_SPN, const Tensor& slot_T, const Tensor& position_T, std::int64_t t) {
+  check_place(cache_SPN, slot_T, position_T, t);
+  return row_of<T>(cache_SPN[slot_T.data<std::int32_t>()[t]], position_T.data<std::int32_t>()[t]);
+}
+
+/// Rotates the pairs of numbers at x, of which there are rope_dim / 2.
+template <typename T>
+void rotate(const MlaNewTokens& tokens, std::int64_t position, T* x) {
+  for (std::int64_t i = 0; i < tokens.rope_dim / 2; ++i) {
+    const float cos = row_of<float>(tokens.cos_PM, position)[i], sin = row_of<float>(tokens.sin_PM, position)[i];
+    const float even = load(x[2 * i]), odd = load(x[2 * i + 1]);
+    store(x[2 * i], even * cos - odd * sin);
+    store(x[2 * i + 1], odd * cos + even * sin);
+  }
+}
+
 /// Returns the number of float32 in a task's scratch: queries and sums of its heads, scores, and a row of the cache.
 std::int64_t scratch_floats(const MlaDecodeDims& dims, std::int64_t num_positions) {
   const std::int64_t row = dims.dim_latent + dims.dim_rope;
@@ -88,12 +113,33 @@ void store_latents(const Context& context, const Tensor& latent_TC, const Tensor
   if (context.measuring()) return;
   for_float_type(latent_TC.dtype(), [&]<typename T>(T) {
     for (std::int64_t t = 0; t < num_tokens; ++t) {
-      const std::int32_t slot = slot_T.data<std::int32_t>()[t], position = position_T.data<std::int32_t>()[t];
-      TESSERA_CHECK(0 <= slot && slot < cache_SPN.dim(0) && 0 <= position && position < cache_SPN.dim(1),
-                    "token {}: slot {} position {}, cache {}", t, slot, position, cache_SPN.shape().to_string());
-      T* row = row_of<T>(cache_SPN[slot], position);
+      T* row = row_in_cache<T>(cache_SPN, slot_T, position_T, t);
       std::copy_n(row_of<T>(latent_TC, t), latent, row);
       std::copy_n(row_of<T>(k_rope_TR, t), rope, row + latent);
+    }
+  });
+}
+
+void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, const Tensor& slot_T,
+                        const Tensor& position_T, const Tensor& cache_SPN) {
+  const std::int64_t num_tokens = tokens.kv_a.dim(0), latent = tokens.norm_weight_C.dim(0);
+  const std::int64_t row = tokens.kv_a.dim(1), head_dim = tokens.q.dim(1) / tokens.num_heads;
+  const ThreadScratch scratch(context, static_cast<std::size_t>(row) * sizeof(float));
+  if (context.measuring()) return;
+  for_float_type(tokens.kv_a.dtype(), [&]<typename T>(T) {
+    const T* const weight = tokens.norm_weight_C.data<T>();
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      const std::int64_t position = position_T.data<std::int32_t>()[t];
+      T* const stored = row_in_cache<T>(cache_SPN, slot_T, position_T, t);
+      const float* const x = widened(row_of<T>(tokens.kv_a, t), row, reinterpret_cast<float*>(scratch.mine()));
+      const float mean = dot(x, x, latent) / static_cast<float>(latent),
+                  rstd = 1.0f / std::sqrt(mean + tokens.norm_eps);
+      for (std::int64_t i = 0; i < latent; ++i) store(stored[i], x[i] * rstd * load(weight[i]));
+      std::copy_n(row_of<T>(tokens.kv_a, t) + latent, row - latent, stored + latent);
+      rotate(tokens, position, stored + latent);
+      for (std::int64_t head = 1; head <= tokens.num_heads; ++head) {
+        rotate(tokens, position, row_of<T>(tokens.q, t) + head * head_dim - tokens.rope_dim);
+      }
     }
   });
 }
@@ -105,12 +151,7 @@ void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDeco
   const Tensor& cache = operands.cache_SPN;
   const ThreadScratch scratch(context, static_cast<std::size_t>(scratch_floats(dims, cache.dim(1))) * sizeof(float));
   if (context.measuring()) return;
-  for (std::int64_t t = 0; t < num_tokens; ++t) {
-    const std::int32_t slot = operands.slot_T.data<std::int32_t>()[t];
-    const std::int32_t position = operands.position_T.data<std::int32_t>()[t];
-    TESSERA_CHECK(0 <= slot && slot < cache.dim(0) && 0 <= position && position < cache.dim(1),
-                  "token {}: slot {} position {}, cache {}", t, slot, position, cache.shape().to_string());
-  }
+  for (std::int64_t t = 0; t < num_tokens; ++t) check_place(cache, operands.slot_T, operands.position_T, t);
   const std::int64_t tasks_per_token = (heads + kHeadsPerTask - 1) / kHeadsPerTask;
   for_float_type(dtype, [&]<typename T>(T) {
     parallel_for(num_tokens * tasks_per_token, [&](std::int64_t task) {

@@ -15,14 +15,70 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
                                      std::int64_t rope_stride, const std::int32_t* slots, const std::int32_t* positions,
                                      std::int64_t num_slots, std::int64_t num_positions, int num_latent, int num_rope,
                                      T* cache) {
-  let_next_kernel_begin();
-  wait_for_kernel_before();
   const std::int64_t t = blockIdx.x, slot = slots[t], position = positions[t];
   // A token outside the cache is skipped, because a GPU cannot throw.
   if (slot < 0 || slot >= num_slots || position < 0 || position >= num_positions) return;
   T* row = cache + (slot * num_positions + position) * (num_latent + num_rope);
   for (int i = threadIdx.x; i < num_latent + num_rope; i += kThreads) {
     row[i] = i < num_latent ? latent[t * latent_stride + i] : k_rope[t * rope_stride + i - num_latent];
+  }
+}
+
+template <typename T>
+struct NewTokens {
+  const T *kv_a, *norm_weight;
+  std::int64_t kv_a_stride;
+  float norm_eps;
+  T* q;
+  std::int64_t q_stride;
+  int num_heads, head_dim, num_latent, num_rope, num_pairs;  // num_pairs: rotated per head, 0 or num_rope / 2
+  const float *cos, *sin;
+  const std::int32_t *slots, *positions;
+  std::int64_t num_slots, num_positions;
+  T* cache;
+
+  /// Rotates the pair at `from`, which is pair `i` of its head, for a position.
+  __device__ void rotate(const T* from, std::int64_t position, int i, T* to) const {
+    const float even = to_float(from[0]), odd = to_float(from[1]);
+    const float c = cos[position * num_pairs + i], s = sin[position * num_pairs + i];
+    to[0] = from_float<T>(even * c - odd * s);
+    to[1] = from_float<T>(odd * c + even * s);
+  }
+};
+
+/// The first blocks of a column of the grid (blockIdx.y = 0) store a token's latent and k_rope. The others rotate a
+/// pair of its queries per thread.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const NewTokens<T> tokens) {
+  __shared__ float sums[kThreads / kWarp];
+  let_next_kernel_begin();
+  wait_for_kernel_before();
+  const std::int64_t t = blockIdx.x, slot = tokens.slots[t], position = tokens.positions[t];
+  // A token outside the cache is skipped, because a GPU cannot throw.
+  if (slot < 0 || slot >= tokens.num_slots || position < 0 || position >= tokens.num_positions) return;
+  if (blockIdx.y > 0) {
+    const int pair = static_cast<int>((blockIdx.y - 1) * kThreads + threadIdx.x);
+    if (pair >= tokens.num_heads * tokens.num_pairs) return;
+    const int head = pair / tokens.num_pairs, i = pair % tokens.num_pairs;
+    T* const at = tokens.q + t * tokens.q_stride + (head + 1) * tokens.head_dim - 2 * (tokens.num_pairs - i);
+    tokens.rotate(at, position, i, at);
+    return;
+  }
+  const T* const latent = tokens.kv_a + t * tokens.kv_a_stride;
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < tokens.num_latent; i += kThreads) squares += to_float(latent[i]) * to_float(latent[i]);
+  const float mean = sum_of_block(squares, sums) / static_cast<float>(tokens.num_latent);
+  const float rstd = 1.0f / sqrtf(mean + tokens.norm_eps);
+  T* const row = tokens.cache + (slot * tokens.num_positions + position) * (tokens.num_latent + tokens.num_rope);
+  for (int i = threadIdx.x; i < tokens.num_latent; i += kThreads) {
+    row[i] = from_float<T>(to_float(latent[i]) * rstd * to_float(tokens.norm_weight[i]));
+  }
+  const T* const k_rope = latent + tokens.num_latent;
+  for (int i = threadIdx.x; i < tokens.num_pairs; i += kThreads) {
+    tokens.rotate(k_rope + 2 * i, position, i, row + tokens.num_latent + 2 * i);
+  }
+  for (int i = 2 * tokens.num_pairs + threadIdx.x; i < tokens.num_rope; i += kThreads) {
+    row[tokens.num_latent + i] = k_rope[i];
   }
 }
 
@@ -162,11 +218,40 @@ void store_latents(const Context& op, const Tensor& latent_TC, const Tensor& k_r
                    const Tensor& position_T, const Tensor& cache_SPN) {
   if (op.measuring() || latent_TC.dim(0) == 0) return;
   for_float_type(latent_TC.dtype(), [&]<typename T>(T) {
-    launch_early(op, store_latents_kernel<T>, static_cast<unsigned>(latent_TC.dim(0)), kThreads, 0,
-                 numbers<const T>(latent_TC), latent_TC.stride(), numbers<const T>(k_rope_TR), k_rope_TR.stride(),
-                 numbers<const std::int32_t>(slot_T), numbers<const std::int32_t>(position_T), cache_SPN.dim(0),
-                 cache_SPN.dim(1), static_cast<int>(latent_TC.dim(1)), static_cast<int>(k_rope_TR.dim(1)),
-                 numbers<T>(cache_SPN));
+    store_latents_kernel<T><<<static_cast<unsigned>(latent_TC.dim(0)), kThreads, 0, stream_of(op)>>>(
+        numbers<const T>(latent_TC), latent_TC.stride(), numbers<const T>(k_rope_TR), k_rope_TR.stride(),
+        numbers<const std::int32_t>(slot_T), numbers<const std::int32_t>(position_T), cache_SPN.dim(0),
+        cache_SPN.dim(1), static_cast<int>(latent_TC.dim(1)), static_cast<int>(k_rope_TR.dim(1)),
+        numbers<T>(cache_SPN));
+  });
+}
+
+void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Tensor& slot_T, const Tensor& position_T,
+                        const Tensor& cache_SPN) {
+  const std::int64_t num_tokens = tokens.kv_a.dim(0), num_pairs = tokens.rope_dim / 2;
+  if (op.measuring() || num_tokens == 0) return;
+  for_float_type(tokens.kv_a.dtype(), [&]<typename T>(T) {
+    const NewTokens<T> args{.kv_a = numbers<const T>(tokens.kv_a),
+                            .norm_weight = numbers<const T>(tokens.norm_weight_C),
+                            .kv_a_stride = tokens.kv_a.stride(),
+                            .norm_eps = tokens.norm_eps,
+                            .q = numbers<T>(tokens.q),
+                            .q_stride = tokens.q.stride(),
+                            .num_heads = static_cast<int>(tokens.num_heads),
+                            .head_dim = static_cast<int>(tokens.q.dim(1) / tokens.num_heads),
+                            .num_latent = static_cast<int>(tokens.norm_weight_C.dim(0)),
+                            .num_rope = static_cast<int>(tokens.kv_a.dim(1) - tokens.norm_weight_C.dim(0)),
+                            .num_pairs = static_cast<int>(num_pairs),
+                            .cos = numbers<const float>(tokens.cos_PM),
+                            .sin = numbers<const float>(tokens.sin_PM),
+                            .slots = numbers<const std::int32_t>(slot_T),
+                            .positions = numbers<const std::int32_t>(position_T),
+                            .num_slots = cache_SPN.dim(0),
+                            .num_positions = cache_SPN.dim(1),
+                            .cache = numbers<T>(cache_SPN)};
+    const std::int64_t query_blocks = (tokens.num_heads * num_pairs + kThreads - 1) / kThreads;
+    launch_early(op, prepare_kernel<T>,
+                 dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(1 + query_blocks)), kThreads, 0, args);
   });
 }
 

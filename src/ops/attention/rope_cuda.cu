@@ -23,8 +23,6 @@ struct RopeArgs {
 /// multiples of 16 bytes.
 template <typename T, int kPairs>
 __global__ void rope_kernel(const RopeArgs<T> args) {
-  let_next_kernel_begin();
-  wait_for_kernel_before();
   const std::uint32_t per_head = args.half / kPairs, per_token = per_head * ((args.num_heads + kHeads - 1) / kHeads);
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x, token = i / per_token;
   if (token >= args.num_tokens) return;
@@ -80,20 +78,20 @@ void rope(const Context& op, const Tensor& x_TN, std::int64_t num_heads, std::in
     for_lanes(lanes, [&](auto count) {
       constexpr int kPairs = decltype(count)::value == 1 ? 1 : kLanes / 2;
       const std::int64_t num_threads = num_tokens * ((num_heads + kHeads - 1) / kHeads) * num_pairs / kPairs;
-      const RopeArgs<T> args{.x = numbers<T>(x_TN),
-                             .y = numbers<T>(y_TN),
-                             .x_stride = x_TN.stride(),
-                             .y_stride = y_TN.stride(),
-                             .positions = numbers<const std::int32_t>(positions_T),
-                             .cos = numbers<const float>(cos_PM),
-                             .sin = numbers<const float>(sin_PM),
-                             .sign = direction == RopeDirection::kForward ? 1.0f : -1.0f,
-                             .num_tokens = static_cast<std::uint32_t>(num_tokens),
-                             .num_heads = static_cast<std::uint32_t>(num_heads),
-                             .head_dim = static_cast<std::uint32_t>(head_dim),
-                             .half = static_cast<std::uint32_t>(num_pairs)};
-      launch_early(op, rope_kernel<T, kPairs>, static_cast<unsigned>((num_threads + kThreads - 1) / kThreads), kThreads,
-                   0, args);
+      rope_kernel<T, kPairs>
+          <<<static_cast<unsigned>((num_threads + kThreads - 1) / kThreads), kThreads, 0, stream_of(op)>>>(
+              {.x = numbers<T>(x_TN),
+               .y = numbers<T>(y_TN),
+               .x_stride = x_TN.stride(),
+               .y_stride = y_TN.stride(),
+               .positions = numbers<const std::int32_t>(positions_T),
+               .cos = numbers<const float>(cos_PM),
+               .sin = numbers<const float>(sin_PM),
+               .sign = direction == RopeDirection::kForward ? 1.0f : -1.0f,
+               .num_tokens = static_cast<std::uint32_t>(num_tokens),
+               .num_heads = static_cast<std::uint32_t>(num_heads),
+               .head_dim = static_cast<std::uint32_t>(head_dim),
+               .half = static_cast<std::uint32_t>(num_pairs)});
     });
   });
 }

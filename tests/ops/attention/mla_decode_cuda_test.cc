@@ -34,6 +34,48 @@ class MlaDecodeCuda : public ParityTest {
         {o}, kBackwardBound);
   }
 
+  /// Holds new tokens for a cache of 4 texts.
+  struct NewTokens {
+    std::int64_t num_tokens, num_heads, nope, rope, latent;
+    std::int64_t gap = 0;  // between the rows of kv_a
+    bool rotates = true;
+  };
+  static constexpr std::int64_t kPositions = 9;
+  struct Prepared {
+    Tensor kv_a, weight, q, cos, sin, slots, positions, cache;
+    std::int64_t num_heads, rope_dim;
+  };
+  Prepared make(const NewTokens& sizes, DType dtype) {
+    const auto& [num_tokens, num_heads, nope, rope, latent, gap, rotates] = sizes;
+    std::vector<std::int32_t> slots, positions;
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      slots.push_back(static_cast<std::int32_t>((t + 1) % 4));
+      positions.push_back(static_cast<std::int32_t>((2 * t + 8) % kPositions));
+    }
+    return {.kv_a = random({num_tokens, latent + rope + gap}, dtype).columns(gap, latent + rope + gap),
+            .weight = random({latent}, dtype),
+            .q = random({num_tokens, num_heads * (nope + rope)}, dtype),
+            .cos = random({kPositions, rope / 2}),
+            .sin = random({kPositions, rope / 2}),
+            .slots = ints(slots),
+            .positions = ints(positions),
+            .cache = random({4, kPositions, latent + rope}, dtype),
+            .num_heads = num_heads,
+            .rope_dim = rotates ? rope : 0};
+  }
+  static void prepare(const Side& side, const Prepared& x) {
+    prepare_mla_decode(side.op,
+                       {.kv_a = side(x.kv_a),
+                        .norm_weight_C = side(x.weight),
+                        .norm_eps = 1e-5f,
+                        .q = side(x.q),
+                        .num_heads = x.num_heads,
+                        .rope_dim = x.rope_dim,
+                        .cos_PM = side(x.cos),
+                        .sin_PM = side(x.sin)},
+                       side(x.slots), side(x.positions), side(x.cache));
+  }
+
   /// Decodes after 1, 2, ... positions of a cache whose rows [first, end) are NaN. The outputs must be NaN from the
   /// first of these rows on, and numbers before it.
   void check_nan(std::int64_t positions, std::int64_t first, std::int64_t end, DType dtype) {
@@ -66,6 +108,28 @@ TEST_F(MlaDecodeCuda, StoreAndDecode) {
     check({.num_heads = 3, .dim_nope = 8, .dim_rope = 8, .dim_latent = 40, .scale = 0.2f}, 37, dtype);
     check({.num_heads = 16, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .scale = 0.07f}, 300, dtype);
   }
+}
+
+TEST_F(MlaDecodeCuda, NewTokensAreMadeReadyAsOnTheCpu) {
+  for (const DType dtype : kActivationTypes) {
+    for (const NewTokens& sizes : {NewTokens{1, 16, 128, 64, 512}, NewTokens{3, 5, 3, 2, 7, 3},
+                                   NewTokens{4, 128, 128, 64, 512}, NewTokens{2, 3, 8, 8, 40, 8, /*rotates=*/false}}) {
+      SCOPED_TRACE(fmt::format("{} tokens, {} heads, {}", sizes.num_tokens, sizes.num_heads, name_of(dtype)));
+      const ArenaScope scope(arena_);
+      const Prepared x = make(sizes, dtype);
+      expect_close([&](const Side& side) { prepare(side, x); }, {x.cache, x.q});
+    }
+  }
+}
+
+TEST_F(MlaDecodeCuda, NewTokensThatComeLate) {
+  const Prepared x = make({2, 4, 16, 8, 64}, DType::kBFloat16);
+  const auto stored = [&](std::int64_t t) {
+    const auto *slots = x.slots.data<std::int32_t>(), *positions = x.positions.data<std::int32_t>();
+    return x.cache[slots[t]].rows(positions[t], positions[t] + 1);
+  };
+  const auto run = [&](const Side& side) { prepare(side, x); };
+  expect_close_though_late(x.kv_a, poisoned(x.kv_a.shape(), DType::kBFloat16), run, {stored(0), stored(1)});
 }
 
 // 64 warps take the positions in turn. A warp may have none, only NaN, or NaN before or after numbers.

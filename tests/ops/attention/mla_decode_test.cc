@@ -26,6 +26,58 @@ TEST_P(MlaDecode, StoresWhereItIsTold) {
   EXPECT_THROW(store_latents(context(), latent, rope, ints({1, 0, 1}), ints({4, 0, 1}), cache), InternalError);
 }
 
+/// Rotates the pair of numbers at `at` by an angle.
+void turn(Doubles& x, std::size_t at, double angle) {
+  const double even = x[at], odd = x[at + 1];
+  x[at] = even * std::cos(angle) - odd * std::sin(angle);
+  x[at + 1] = odd * std::cos(angle) + even * std::sin(angle);
+}
+
+// Latents of 6 numbers, k_rope of 4, and two heads of 7 numbers. A layer rotates the last 4 of each head, or nothing.
+TEST_P(MlaDecode, NewTokensAreNormalisedRotatedAndStored) {
+  constexpr std::size_t kLatent = 6, kRope = 4, kHead = 7, kRow = kLatent + kRope;
+  const Tensor kv_a = randoms({2, kRow + 3}).columns(2, kRow + 2), norm_weight = randoms({kLatent});
+  const Tensor angles = random({5, kRope / 2}), cos = random({5, kRope / 2}), sin = random({5, kRope / 2});
+  for (std::int64_t i = 0; i < angles.num_elements(); ++i) {
+    cos.data<float>()[i] = std::cos(angles.data<float>()[i]);
+    sin.data<float>()[i] = std::sin(angles.data<float>()[i]);
+  }
+  const std::vector<std::size_t> positions = {4, 1};
+  for (const std::int64_t rope_dim : {std::int64_t{kRope}, std::int64_t{0}}) {
+    const Tensor q = randoms({2, 2 * kHead}), cache = randoms({3, 5, kRow});
+    Doubles expected_q = doubles(q), expected = doubles(cache.reshape({15, kRow}));
+    for (std::size_t t = 0; t < 2; ++t) {
+      Doubles row = doubles(kv_a.rows(static_cast<std::int64_t>(t), static_cast<std::int64_t>(t) + 1));
+      double squares = 0.0;
+      for (std::size_t i = 0; i < kLatent; ++i) squares += row[i] * row[i];
+      const double rstd = 1.0 / std::sqrt(squares / kLatent + 0.01);
+      for (std::size_t i = 0; i < kLatent; ++i) row[i] *= rstd * doubles(norm_weight)[i];
+      for (std::size_t pair = 0; pair < static_cast<std::size_t>(rope_dim / 2); ++pair) {
+        const double angle = doubles(angles)[positions[t] * (kRope / 2) + pair];
+        turn(row, kLatent + 2 * pair, angle);
+        for (std::size_t h = 0; h < 2; ++h) turn(expected_q, (2 * t + h + 1) * kHead - kRope + 2 * pair, angle);
+      }
+      std::ranges::copy(row, expected.begin() + static_cast<std::ptrdiff_t>(((2 - t) * 5 + positions[t]) * kRow));
+    }
+    const auto prepare = [&](std::int32_t last_position) {
+      prepare_mla_decode(context(),
+                         {.kv_a = kv_a,
+                          .norm_weight_C = norm_weight,
+                          .norm_eps = 0.01f,
+                          .q = q,
+                          .num_heads = 2,
+                          .rope_dim = rope_dim,
+                          .cos_PM = cos,
+                          .sin_PM = sin},
+                         ints({2, 1}), ints({4, last_position}), cache);
+    };
+    prepare(1);
+    EXPECT_LE(relative_error(cache.reshape({15, kRow}), expected), bound_for(dtype(), kForwardBound));
+    EXPECT_LE(relative_error(q, expected_q), bound_for(dtype(), kForwardBound));
+    EXPECT_THROW(prepare(5), InternalError);
+  }
+}
+
 /// Returns one token's softmax-weighted sum, from the formula, in float64.
 Doubles reference(const MlaDecodeDims& dims, const Doubles& q, const Doubles& q_latent, const Doubles& cache,
                   std::size_t num_positions) {
