@@ -1,7 +1,7 @@
 #include <cooperative_groups.h>
 
 #include "ops/attention/mla_decode.h"
-#include "ops/kit/reduce.cuh"
+#include "ops/kit/dots.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -140,74 +140,120 @@ __device__ void merge_blocks(float* sums_of, const float* largest, const float* 
   cluster.sync();  // Other blocks read this one's shared memory.
 }
 
-/// A cluster of blocks computes one token and head. Its warps take the positions in turn, with a running softmax. Of
-/// each row, lane l has the groups l, l + 32, ... of kCount numbers. Each block merges what its warps have summed, and
-/// then a part of the latents over all blocks.
+/// Holds one number as PackedLanes holds several.
+template <typename T>
+struct PackedNumber {
+  T number;
+  __device__ void load(const T* from, bool exists) { number = exists ? *from : from_float<T>(0.0f); }
+  __device__ void unpack(float (&x)[1]) const { x[0] = to_float(number); }
+};
+
+/// Sums a head's latents over the positions of a warp, with a running softmax. Of each row, lane l has the groups l,
+/// l + 32, ... of kCount numbers.
+template <typename T, int kCount>
+struct WarpSums {
+  static constexpr int kGroups = kMaxRow / kWarp / kCount;
+  static constexpr int kAhead = kCount == 1 ? 1 : 4 / sizeof(T);  // positions that are loaded before the first is used
+  using Packed = std::conditional_t<kCount == kLanes, PackedLanes<T>, PackedNumber<T>>;
+
+  float query[kGroups][kCount] = {}, sums[kGroups][kCount] = {};
+  float largest = -INFINITY, total = 0.0f;
+
+  /// Returns the place in a row of a group's first number.
+  __device__ static int index(int group) { return (group * kWarp + static_cast<int>(threadIdx.x) % kWarp) * kCount; }
+
+  /// Adds the positions first, first + step, ... before `end`. Their rows lie in `text`.
+  __device__ void add(const T* text, int row, int num_latent, float scale, std::int64_t first, int step,
+                      std::int64_t end) {
+    for (std::int64_t p = first; p < end; p += kAhead * step) {
+      Packed keys[kAhead][kGroups];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          keys[a][g].load(text + (p + a * step) * row + index(g), p + a * step < end && index(g) < row);
+        }
+      }
+      float scores[kAhead] = {}, key[kCount], larger = largest;
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          keys[a][g].unpack(key);
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) scores[a] += query[g][i] * key[i];
+        }
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        scores[a] = sum_of_warp(scores[a]) * scale;
+        if (p + a * step < end && scores[a] > larger) larger = scores[a];
+      }
+      if (larger > largest) shrink(expf(largest - larger));
+      largest = larger;
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (p + a * step >= end) continue;
+        const float weight = expf(scores[a] - largest);
+        total += weight;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          if (index(g) >= num_latent) continue;
+          keys[a][g].unpack(key);
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) sums[g][i] += weight * key[i];
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ void shrink(float factor) {
+    total *= factor;
+#pragma unroll
+    for (auto& group : sums) {
+#pragma unroll
+      for (float& sum : group) sum *= factor;
+    }
+  }
+};
+
+/// A cluster of blocks computes one token and head. Its warps take the positions in turn. Each block merges what its
+/// warps have summed, and then a part of the latents over all blocks.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads) __cluster_dims__(1, 1, kBlocks)
     decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,
                   const std::int32_t* positions, std::int64_t num_slots, std::int64_t num_positions, T* o_latent) {
+  using Sums = WarpSums<T, kCount>;
   let_next_kernel_begin();
   wait_for_kernel_before();
-  constexpr int kGroups = kMaxRow / kWarp / kCount;
   extern __shared__ float sums_of[];  // [kWarps + 1][latent]: of each warp, and of the block
   __shared__ float largest[kWarps], totals[kWarps];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
   const std::int64_t t = blockIdx.x, head = blockIdx.y, slot = slots[t];
   const int num_latent = static_cast<int>(dims.dim_latent), row = num_latent + static_cast<int>(dims.dim_rope);
-  const auto index = [&](int group) { return (group * kWarp + lane) * kCount; };
-  float query[kGroups][kCount], sums[kGroups][kCount] = {}, max = -INFINITY, total = 0.0f;
+  Sums of_warp;
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    if (index(g) < num_latent) {
-      load_lanes(q_latent + (t * dims.num_heads + head) * num_latent + index(g), query[g]);
-    } else if (index(g) < row) {
+  for (int g = 0; g < Sums::kGroups; ++g) {
+    const int i = Sums::index(g);
+    if (i < num_latent) {
+      load_lanes(q_latent + (t * dims.num_heads + head) * num_latent + i, of_warp.query[g]);
+    } else if (i < row) {
       const std::int64_t of_head = (t * dims.num_heads + head) * (dims.dim_nope + dims.dim_rope) + dims.dim_nope;
-      load_lanes(q + of_head + index(g) - num_latent, query[g]);
+      load_lanes(q + of_head + i - num_latent, of_warp.query[g]);
     }
   }
   const bool exists = 0 <= slot && slot < num_slots && positions[t] < num_positions;
-  const std::int64_t end = exists ? positions[t] + 1 : 0;
-  for (std::int64_t p = blockIdx.z * kWarps + warp; p < end; p += kBlocks * kWarps) {
-    const T* from = cache + (slot * num_positions + p) * row;
-    float key[kGroups][kCount], score = 0.0f;
+  of_warp.add(cache + slot * num_positions * row, row, num_latent, dims.scale, blockIdx.z * kWarps + warp,
+              kBlocks * kWarps, exists ? positions[t] + 1 : 0);
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (index(g) < row) load_lanes(from + index(g), key[g]);
-    }
+  for (int g = 0; g < Sums::kGroups; ++g) {
+    const int first = Sums::index(g);
+    if (first >= num_latent) continue;
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (index(g) >= row) continue;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) score += query[g][i] * key[g][i];
-    }
-    score = sum_of_warp(score) * dims.scale;
-    if (score > max) {
-      const float shrink = expf(max - score);
-      max = score;
-      total *= shrink;
-#pragma unroll
-      for (auto& group : sums) {
-#pragma unroll
-        for (float& sum : group) sum *= shrink;
-      }
-    }
-    const float weight = expf(score - max);
-    total += weight;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      if (index(g) >= num_latent) continue;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[g][i] += weight * key[g][i];
-    }
+    for (int i = 0; i < kCount; ++i) sums_of[warp * num_latent + first + i] = of_warp.sums[g][i];
   }
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    if (index(g) >= num_latent) continue;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sums_of[warp * num_latent + index(g) + i] = sums[g][i];
-  }
-  if (lane == 0) largest[warp] = max, totals[warp] = total;
+  if (threadIdx.x % kWarp == 0) largest[warp] = of_warp.largest, totals[warp] = of_warp.total;
   __syncthreads();
   merge_blocks(sums_of, largest, totals, num_latent, o_latent + (t * dims.num_heads + head) * num_latent);
 }
