@@ -46,8 +46,8 @@ struct NewTokens {
   }
 };
 
-/// The first blocks of a column of the grid (blockIdx.y = 0) store a token's latent and k_rope. The others rotate a
-/// pair of its queries per thread.
+/// A token (blockIdx.x) has a block that stores its latent and k_rope (blockIdx.y = 0). The others rotate a pair of its
+/// queries per thread.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const NewTokens<T> tokens) {
   __shared__ float sums[kThreads / kWarp];
