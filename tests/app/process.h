@@ -92,8 +92,10 @@ class Process {
   }
 
   std::string output() const { return std::filesystem::exists(log_) ? read_text_file(log_) : ""; }
+  /// Waits for a text in the output. A machine that runs much else may need a minute for steps of seconds.
   void wait_for_output(const std::string& text) const {
-    for (int i = 0; i < 600 && output().find(text) == std::string::npos; ++i) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+    while (output().find(text) == std::string::npos && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     ASSERT_THAT(output(), ::testing::HasSubstr(text));
