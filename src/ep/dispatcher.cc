@@ -125,6 +125,7 @@ void Dispatcher::repeat(const Context& op, const DispatchSaved& first, std::int6
 void Dispatcher::for_later_rounds(const Context& op, const DispatchSaved& first, std::int64_t least,
                                   const std::function<void(const Context&, const DispatchSaved&)>& body) const {
   if (!has_rounds()) return;
+  TESSERA_CHECK(turns_ == nullptr || turns_->in_call(), "{}", first.layer.name);
   CallStream stream = call_stream(op);
   const Context& call = stream.begin();
   repeat(call, first, least, [&](std::int64_t round) {

@@ -152,6 +152,7 @@ class Dispatcher {
   /// Calls body(call, saved) for each round after the first, at least for those before `least`. `call` is the context
   /// of calls, which all of a round's operators use. `saved` and what the body allocates have memory until it returns.
   /// If a GPU counts rounds and a graph is being recorded, the body is called once, and the GPU repeats its operators.
+  /// In turns, the caller must be in a Turns::Call until this returns.
   void for_later_rounds(const Context& op, const DispatchSaved& first, std::int64_t least,
                         const std::function<void(const Context& call, const DispatchSaved& saved)>& body) const;
   /// Adds the number of rounds after the first to sum_1 (float64, [1]). Where the host knows it, a step without such
@@ -212,7 +213,7 @@ class Dispatcher {
  private:
   bool has_peers() const { return num_ranks_ * options_.num_domains > 1; }
   /// Returns whether rows may stay in the window after a call, because the next call is of the same pass. In turns this
-  /// holds for later rounds, which do not give way.
+  /// holds for later rounds, which belong to one call of their pass (for_later_rounds).
   bool may_leave_rows(const DispatchSaved& saved) const { return turns_ == nullptr || saved.round > 0; }
   /// Runs body(call) as a call, with the calls' context. The call gives way at its end.
   template <typename Body>

@@ -63,6 +63,8 @@ class Turns {
     int num_exceptions_ = std::uncaught_exceptions();
   };
 
+  /// Returns whether the running pass is in a call. It is true outside run().
+  bool in_call() const { return !is_active_ || passes_[static_cast<std::size_t>(running_)].num_calls > 0; }
   /// Lets the other pass run until it is to make a call, or ends. Must be called within a call.
   void give_way();
   /// Lets the other pass run to its end.

@@ -429,7 +429,7 @@ TEST_F(Cli, TheFirstSignalIsAnsweredAtOnceAndTheSecondEndsTheRun) {
   const Process process(scratch_, train_arguments({"--training.steps=1000000", "--training.global_batch_size=2000",
                                                    "--checkpoint.enable=false"}));
   process.wait_for_output("memory in use");                     // follows the first step's line
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the second step has begun
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the second step should have begun
   process.send(SIGINT);
   // the message announces no save: checkpoints are disabled
   process.wait_for_output("finishing step 2; again to stop now\n");

@@ -92,10 +92,11 @@ class Process {
   }
 
   std::string output() const { return std::filesystem::exists(log_) ? read_text_file(log_) : ""; }
-  /// Waits for a text in the output. A machine that runs much else may need a minute for steps of seconds.
+  /// Waits for a text in the output, or for the end of the process. A machine that runs much else may need a minute for
+  /// steps of seconds.
   void wait_for_output(const std::string& text) const {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
-    while (output().find(text) == std::string::npos && std::chrono::steady_clock::now() < end) {
+    while (output().find(text) == std::string::npos && !has_ended() && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     ASSERT_THAT(output(), ::testing::HasSubstr(text));
@@ -129,6 +130,12 @@ class Process {
   }
 
  private:
+  /// Returns whether the process has ended. finish() can still ask for its status.
+  bool has_ended() const {
+    siginfo_t info{};
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+  }
+
   std::filesystem::path log_;
   pid_t pid_;
 };

@@ -30,7 +30,8 @@ void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, cons
   const std::int64_t num_tokens = tokens.kv_a.dim(0), row = tokens.kv_a.dim(1), latent = tokens.norm_weight_C.dim(0);
   TESSERA_CHECK_TENSOR(tokens.norm_weight_C, dtype, {latent});
   TESSERA_CHECK_STRIDED(tokens.q, dtype, {num_tokens, tokens.q.dim(1)});
-  TESSERA_CHECK(tokens.rope_dim == 0 || tokens.rope_dim == row - latent, "{} of {}", tokens.rope_dim, row - latent);
+  TESSERA_CHECK(tokens.rope_dim == 0 || (tokens.rope_dim == row - latent && tokens.rope_dim % 2 == 0), "{} of {}",
+                tokens.rope_dim, row - latent);
   TESSERA_CHECK(tokens.q.dim(1) % tokens.num_heads == 0 && tokens.q.dim(1) / tokens.num_heads >= tokens.rope_dim,
                 "{} for {} heads", tokens.q.dim(1), tokens.num_heads);
   if (tokens.rope_dim > 0) {

@@ -69,8 +69,8 @@ __device__ inline void let_next_kernel_begin() { cudaTriggerProgrammaticLaunchCo
 __device__ inline void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
 
 /// Launches a kernel that calls wait_for_kernel_before(), and before that touches nothing but weights. (One kernel also
-/// reads what the one two in front of it wrote: moe_decode_cuda.cu says why it may.) It begins early where weights are
-/// constant, as in decoding.
+/// reads what a kernel before the one in front wrote: moe_decode_cuda.cu says why it may.) It begins early where
+/// weights are constant, as in decoding.
 template <typename... Params, typename... Args>
 void launch_early(const Context& op, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes,
                   const Args&... args) {

@@ -20,9 +20,9 @@ struct MoeDecodeOperands {
 
 /// Assigns to out_TD the sum of x, the routed experts' output and that of the shared experts. The routed experts'
 /// output is the sum over a token's choices k, in their order, of weight_k · W2 · swiglu(W13 · y). x, y, the weights
-/// and `out` have one type, float32 or bfloat16. Hidden numbers and both outputs are rounded to it. Sums are in
-/// float32. On a GPU, up to 8 tokens read each routed expert's weight without sorting the choices, and one token reads
-/// those of the shared experts in the same kernels.
+/// and `out` have one type, float32 or bfloat16. Hidden numbers, each expert's output and both sums of experts are
+/// rounded to it. Sums are in float32. On a GPU, choices of up to 8 tokens are not sorted. For one token the same
+/// kernels compute the shared experts.
 void moe_decode(const Context& context, const Tensor& x_TD, const Tensor& y_TD, const MoeDecodeOperands& experts,
                 const Tensor& out_TD);
 

@@ -1,6 +1,5 @@
-// The choices are read where an expert's weights are needed, so nothing is sorted or moved. The shared experts' hidden
-// numbers are computed as those of further experts, which every token chooses.
-#include "ops/elementwise/elementwise.h"
+// The choices are read where an expert's weights are needed, so nothing is sorted or moved. For one token, the shared
+// experts' hidden numbers are computed as those of further experts. More tokens would read their weights once each.
 #include "ops/kit/dots.cuh"
 #include "ops/routing/moe_decode.h"
 
@@ -15,14 +14,15 @@ struct MoeDecodeArgs {
   const std::int32_t* ids;          // [T, K]
   const float* weights;             // [T, K]
   std::int64_t dim, hidden;         // D and F
-  int top_k, num_shared;            // K and I / F, which is 0 without shared experts
-  T* a;                             // [T, I + K · F]: hidden numbers after SwiGLU
+  int top_k, num_shared;            // K, and I / F or 0 if these kernels do not compute the shared experts
+  const T* shared;                  // [T, D]: the shared experts' output that is there already, or null
+  T* a;                             // [T, (num_shared + K) · F]: hidden numbers after SwiGLU
   T* out;                           // [T, D]
 
   __device__ int num_parts() const { return num_shared + top_k; }
 };
 
-/// Computes a hidden number per warp, for part blockIdx.x of F numbers: part i of token t is t · (I/F + K) + i. A
+/// Computes a hidden number per warp, for part blockIdx.x of F numbers: part i of token t is t · num_parts + i. A
 /// token's first parts are of the shared experts, and the others of its choices. Choices of one expert are computed at
 /// about the same time, so the GPU's cache has its weights.
 template <typename T>
@@ -80,7 +80,9 @@ __global__ void __launch_bounds__(kDotsThreads, kDotsBlocks) down_kernel(const M
     routed += args.weights[t * args.top_k + k] * out;
   }
   if (threadIdx.x % kWarp != 0) return;
-  args.out[t * args.dim + d] = from_float<T>(to_float(args.x[t * args.dim + d]) + (rounded<T>(routed) + shared));
+  const std::int64_t i = t * args.dim + d;
+  if (args.shared != nullptr) shared = to_float(args.shared[i]);
+  args.out[i] = from_float<T>(to_float(args.x[i]) + (rounded<T>(routed) + shared));
 }
 
 }  // namespace
@@ -93,19 +95,17 @@ void moe_decode(const Context& op, const Tensor& x_TD, const Tensor& y_TD, const
                     (!has_shared || in_lanes(experts.shared_w13_2ID, experts.shared_w2_DI));
   if (num_tokens > kFewRows || !fits) return moe_decode_by_operators(op, x_TD, y_TD, experts, out_TD);
   const ArenaScope scope(*op.arena);
-  // Each of several tokens would read the shared experts' weights anew.
-  const bool adds_shared = has_shared && num_tokens > 1;
-  if (adds_shared) {
-    const Tensor shared_TD = op.arena->allocate(y_TD.shape(), y_TD.dtype());
+  Tensor shared_TD;
+  if (has_shared && num_tokens > 1) {
+    shared_TD = op.arena->allocate(y_TD.shape(), y_TD.dtype());
     shared_experts_by_operators(op, y_TD, experts, shared_TD);
-    add(op, x_TD, shared_TD, out_TD);
   }
   const std::int64_t top_k = experts.expert_ids_TK.dim(1);
-  const std::int64_t num_shared = has_shared && !adds_shared ? experts.shared_w2_DI.dim(1) / hidden : 0;
+  const std::int64_t num_shared = has_shared && num_tokens == 1 ? experts.shared_w2_DI.dim(1) / hidden : 0;
   const Tensor a = op.arena->allocate({num_tokens, (num_shared + top_k) * hidden}, y_TD.dtype());
   if (op.measuring() || num_tokens == 0) return;
   for_float_type(y_TD.dtype(), [&]<typename T>(T) {
-    const MoeDecodeArgs<T> args{.x = numbers<const T>(adds_shared ? out_TD : x_TD),
+    const MoeDecodeArgs<T> args{.x = numbers<const T>(x_TD),
                                 .y = numbers<const T>(y_TD),
                                 .w13 = numbers<const T>(experts.w13_E2FD),
                                 .w2 = numbers<const T>(experts.w2_EDF),
@@ -117,6 +117,7 @@ void moe_decode(const Context& op, const Tensor& x_TD, const Tensor& y_TD, const
                                 .hidden = hidden,
                                 .top_k = static_cast<int>(top_k),
                                 .num_shared = static_cast<int>(num_shared),
+                                .shared = numbers<const T>(shared_TD),
                                 .a = numbers<T>(a),
                                 .out = numbers<T>(out_TD)};
     const auto num_parts = static_cast<unsigned>(num_tokens * (num_shared + top_k));

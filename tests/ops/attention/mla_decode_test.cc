@@ -59,8 +59,8 @@ TEST_P(MlaDecode, NewTokensAreNormalisedRotatedAndStored) {
       }
       std::ranges::copy(row, expected.begin() + static_cast<std::ptrdiff_t>(((2 - t) * 5 + positions[t]) * kRow));
     }
-    const auto prepare = [&](std::int32_t last_position) {
-      prepare_mla_decode(context(),
+    const auto prepare_with = [&](const Context& op, std::int32_t last_position) {
+      prepare_mla_decode(op,
                          {.kv_a = kv_a,
                           .norm_weight_C = norm_weight,
                           .norm_eps = 0.01f,
@@ -71,10 +71,12 @@ TEST_P(MlaDecode, NewTokensAreNormalisedRotatedAndStored) {
                           .sin_PM = sin},
                          ints({2, 1}), ints({4, last_position}), cache);
     };
+    const auto prepare = [&](std::int32_t last_position) { prepare_with(context(), last_position); };
     prepare(1);
     EXPECT_LE(relative_error(cache.reshape({15, kRow}), expected), bound_for(dtype(), kForwardBound));
     EXPECT_LE(relative_error(q, expected_q), bound_for(dtype(), kForwardBound));
     EXPECT_THROW(prepare(5), InternalError);
+    expect_measured([&](const Context& op) { prepare_with(op, 1); });
   }
 }
 

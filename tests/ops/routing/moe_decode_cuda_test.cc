@@ -64,15 +64,17 @@ TEST_F(MoeDecodeCuda, AsOnTheCpu) {
   }
 }
 
+// Without shared experts, the second kernel reads the choices before it waits.
 TEST_F(MoeDecodeCuda, OfTokensOrChoicesThatComeLate) {
-  for (const std::int64_t num_tokens : {std::int64_t{1}, std::int64_t{2}}) {
+  for (const Sizes& sizes : {Sizes{1, 5, 3, 512, 256, 512}, {1, 5, 3, 512, 256, 0}, {2, 5, 3, 512, 256, 0}}) {
+    SCOPED_TRACE(fmt::format("{} tokens, {} shared", sizes.num_tokens, sizes.shared_hidden));
     const ArenaScope scope(arena_);
-    const Operands x = make({num_tokens, 5, 3, 512, 256, 512}, DType::kBFloat16);
+    const Operands x = make(sizes, DType::kBFloat16);
     const auto run_it = [&](const Side& side) { run(side, x); };
-    const std::vector<std::int32_t> zeros(static_cast<std::size_t>(num_tokens * 3));
+    const std::vector<std::int32_t> zeros(static_cast<std::size_t>(sizes.num_tokens * sizes.top_k));
     expect_close_though_late(x.x, poisoned(x.x.shape(), DType::kBFloat16), run_it, {x.out});
     expect_close_though_late(x.y, poisoned(x.y.shape(), DType::kBFloat16), run_it, {x.out});
-    expect_close_though_late(x.ids, ints(zeros, {num_tokens, 3}), run_it, {x.out});
+    expect_close_though_late(x.ids, ints(zeros, x.ids.shape()), run_it, {x.out});
   }
 }
 
