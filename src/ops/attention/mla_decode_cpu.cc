@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ops/attention/mla_decode.h"
+#include "ops/attention/rope.h"
 #include "ops/cpu/types.h"
 
 namespace tessera::cpu {
@@ -43,17 +44,6 @@ template <typename T>
 T* row_in_cache(const Tensor& cache_SPN, const Tensor& slot_T, const Tensor& position_T, std::int64_t t) {
   check_place(cache_SPN, slot_T, position_T, t);
   return row_of<T>(cache_SPN[slot_T.data<std::int32_t>()[t]], position_T.data<std::int32_t>()[t]);
-}
-
-/// Rotates the pairs of numbers at x, of which there are rope_dim / 2.
-template <typename T>
-void rotate(const MlaNewTokens& tokens, std::int64_t position, T* x) {
-  for (std::int64_t i = 0; i < tokens.rope_dim / 2; ++i) {
-    const float cos = row_of<float>(tokens.cos_PM, position)[i], sin = row_of<float>(tokens.sin_PM, position)[i];
-    const float even = load(x[2 * i]), odd = load(x[2 * i + 1]);
-    store(x[2 * i], even * cos - odd * sin);
-    store(x[2 * i + 1], odd * cos + even * sin);
-  }
 }
 
 /// Returns the number of float32 in a task's scratch: queries and sums of its heads, scores, and a row of the cache.
@@ -122,26 +112,28 @@ void store_latents(const Context& context, const Tensor& latent_TC, const Tensor
 
 void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, const Tensor& slot_T,
                         const Tensor& position_T, const Tensor& cache_SPN) {
-  const std::int64_t num_tokens = tokens.kv_a.dim(0), latent = tokens.norm_weight_C.dim(0);
-  const std::int64_t row = tokens.kv_a.dim(1), head_dim = tokens.q.dim(1) / tokens.num_heads;
+  const std::int64_t num_tokens = tokens.kv_a.dim(0), latent = tokens.norm_weight_C.dim(0), row = tokens.kv_a.dim(1);
   const ThreadScratch scratch(context, static_cast<std::size_t>(row) * sizeof(float));
   if (context.measuring()) return;
+  const auto rotate = [&](const Tensor& x, std::int64_t num_heads, const Tensor& positions) {
+    if (tokens.rope_dim == 0) return;
+    tessera::rope(context, x, num_heads, tokens.rope_dim, positions, tokens.cos_PM, tokens.sin_PM,
+                  RopeDirection::kForward, x);
+  };
   for_float_type(tokens.kv_a.dtype(), [&]<typename T>(T) {
     const T* const weight = tokens.norm_weight_C.data<T>();
     for (std::int64_t t = 0; t < num_tokens; ++t) {
-      const std::int64_t position = position_T.data<std::int32_t>()[t];
       T* const stored = row_in_cache<T>(cache_SPN, slot_T, position_T, t);
       const float* const x = widened(row_of<T>(tokens.kv_a, t), row, reinterpret_cast<float*>(scratch.mine()));
-      const float mean = dot(x, x, latent) / static_cast<float>(latent),
-                  rstd = 1.0f / std::sqrt(mean + tokens.norm_eps);
+      const float mean = dot(x, x, latent) / static_cast<float>(latent);
+      const float rstd = 1.0f / std::sqrt(mean + tokens.norm_eps);
       for (std::int64_t i = 0; i < latent; ++i) store(stored[i], x[i] * rstd * load(weight[i]));
       std::copy_n(row_of<T>(tokens.kv_a, t) + latent, row - latent, stored + latent);
-      rotate(tokens, position, stored + latent);
-      for (std::int64_t head = 1; head <= tokens.num_heads; ++head) {
-        rotate(tokens, position, row_of<T>(tokens.q, t) + head * head_dim - tokens.rope_dim);
-      }
+      const Tensor k_rope_1R(stored + latent, {1, row - latent}, tokens.kv_a.dtype(), Device::kCpu);
+      rotate(k_rope_1R, 1, position_T.rows(t, t + 1));
     }
   });
+  rotate(tokens.q, tokens.num_heads, position_T);
 }
 
 void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
