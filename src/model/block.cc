@@ -84,8 +84,9 @@ void Block::forward_saving(const LayerContext& context, const Tensor& x_tD, Bloc
   const ArenaScope scope(*op.arena);
   const GemmOperand y_tD = norm_output(ffn_forms, saved.ffn_y_tD);
   ffn_norm_.residual_forward(context, x_tD, branch_tD, saved.mid_tD, y_tD, saved.ffn_rstd_t);
-  // The network's output takes the place of the attention's.
-  const Tensor ffn_tD = out_tD.defined() ? branch_tD : Tensor(), shared_tD = shared_output(out_tD);
+  // The network's output takes the place of the attention's. That of the shared experts is in out_tD until the sum.
+  const Tensor ffn_tD = out_tD.defined() ? branch_tD : Tensor();
+  const Tensor shared_tD = moe_ && moe_->has_shared_experts() ? out_tD : Tensor();
   if (feed_forward_) {
     feed_forward_->forward(context, y_tD, saved.ffn_h_T2I, ffn_tD);
   } else {

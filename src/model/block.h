@@ -39,8 +39,6 @@ class Block {
  private:
   /// Returns the forms in which the second half reads its input.
   InputForms ffn_forms(const LayerContext& context) const;
-  /// Returns where the shared experts' output goes until the second half's sum is made: out_tD, or nowhere.
-  Tensor shared_output(const Tensor& out_tD) const { return moe_ && moe_->has_shared_experts() ? out_tD : Tensor(); }
   void forward_saving(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
                       const MoeSums& sums) const;
   void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_tD) const;
