@@ -118,8 +118,9 @@ TEST_P(SwiGlu, WeightedRowsInPlace) {
     }
     swiglu_backward_weighted(context(), d_a, h, weights, ints({used}), h, d_a, d_weights);
     const std::int64_t n = used;
+    const Doubles after = doubles(h);
     for (std::size_t i = static_cast<std::size_t>(n * 2 * kWidth); i < before[0].size(); ++i) {
-      ASSERT_EQ(doubles(h)[i], before[0][i]) << "number " << i << " is of a row that is not in use";
+      ASSERT_EQ(after[i], before[0][i]) << "number " << i << " is of a row that is not in use";
     }
     EXPECT_EQ(doubles(h.rows(0, n)), doubles(d_h.rows(0, n)));
     EXPECT_EQ(doubles(d_a.rows(0, n)), doubles(a.rows(0, n)));
