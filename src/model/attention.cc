@@ -178,49 +178,48 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   const ModelConfig& config = context.config();
   const Context& op = context.op;
   const std::int64_t num_tokens = y_TD.dim(0), heads = config.n_heads, latent = config.kv_lora_rank;
-  const std::int64_t nope = config.qk_nope_head_dim, dim_v = config.v_head_dim, q_head = config.qk_head_dim();
+  const std::int64_t dim_v = config.v_head_dim, q_head = config.qk_head_dim();
   const Tensor positions_T = context.batch->positions(op.device());
   const ArenaScope scope(*op.arena);
 
   const Tensor kv_a = context.allocate({num_tokens, latent + config.qk_rope_head_dim});
   const Tensor q = context.allocate({num_tokens, heads * q_head});
+  const Tensor wkv_b = context.weight(wkv_b_.id()), q_absorbed = context.allocate({num_tokens, heads * latent});
   if (compressed_) {
     const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
     const Tensor q_a_TC = context.allocate({num_tokens, config.q_lora_rank});
     const Tensor q_latent_TC = context.allocate({num_tokens, config.q_lora_rank});
-    compressed_->wq_a.forward(context, y_TD, q_a_TC);
+    linear_pair_forward(op, y_TD, {context.weight(compressed_->wq_a.id()), context.weight(wkv_a_.id())},
+                        {q_a_TC, kv_a});
     compressed_->norm.forward(context, q_a_TC, q_latent_TC, rstd_T);
     compressed_->wq_b.forward(context, q_latent_TC, q);
   } else {
-    wq_->forward(context, y_TD, q);
+    linear_pair_forward(op, y_TD, {context.weight(wq_->id()), context.weight(wkv_a_.id())}, {q, kv_a});
   }
-  wkv_a_.forward(context, y_TD, kv_a);
   rope_.prepare_decode(op, *context.model->rope,
                        {.kv_a = kv_a,
                         .norm_weight_C = context.weight(kv_norm_.weight()),
                         .norm_eps = config.norm_eps,
                         .q = q,
+                        .wkv_b = wkv_b,
+                        .q_latent = q_absorbed,
                         .num_heads = heads},
                        slot_T, positions_T, cache_SPN);
-
-  // W_kv,b holds per head the rows of W_k (nope), then those of W_v.
-  const Tensor wkv_b = context.weight(wkv_b_.id());
-  const Tensor q_absorbed = context.allocate({num_tokens, heads * latent});
-  const Tensor o_latent = context.allocate({num_tokens, heads * latent});
   const Tensor o = context.allocate({num_tokens, heads * dim_v});
-  const std::int64_t w_step = (nope + dim_v) * latent;
-  batched_gemm(op, q.columns(0, nope), wkv_b.rows(0, nope), /*transpose_b=*/false, q_absorbed.columns(0, latent),
-               {.count = heads, .step_a = q_head, .step_b = w_step, .step_c = latent});
   mla_decode(op,
              {.num_heads = heads,
-              .dim_nope = nope,
+              .dim_nope = config.qk_nope_head_dim,
               .dim_rope = config.qk_rope_head_dim,
               .dim_latent = latent,
+              .dim_v = dim_v,
               .scale = rope_.softmax_scale(config, *context.model->rope)},
-             {.q = q, .q_latent = q_absorbed, .cache_SPN = cache_SPN, .slot_T = slot_T, .position_T = positions_T},
-             o_latent);
-  batched_gemm(op, o_latent.columns(0, latent), wkv_b.rows(nope, nope + dim_v), /*transpose_b=*/true,
-               o.columns(0, dim_v), {.count = heads, .step_a = latent, .step_b = w_step, .step_c = dim_v});
+             {.q = q,
+              .q_latent = q_absorbed,
+              .wkv_b = wkv_b,
+              .cache_SPN = cache_SPN,
+              .slot_T = slot_T,
+              .position_T = positions_T},
+             o);
   wo_.forward(context, o, out_TD);
 }
 

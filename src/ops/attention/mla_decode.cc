@@ -30,10 +30,13 @@ void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, cons
   const std::int64_t num_tokens = tokens.kv_a.dim(0), row = tokens.kv_a.dim(1), latent = tokens.norm_weight_C.dim(0);
   TESSERA_CHECK_TENSOR(tokens.norm_weight_C, dtype, {latent});
   TESSERA_CHECK_STRIDED(tokens.q, dtype, {num_tokens, tokens.q.dim(1)});
+  TESSERA_CHECK_TENSOR(tokens.q_latent, dtype, {num_tokens, tokens.num_heads * latent});
+  TESSERA_CHECK_TENSOR(tokens.wkv_b, dtype, {tokens.wkv_b.dim(0), latent});
   TESSERA_CHECK(tokens.rope_dim == 0 || (tokens.rope_dim == row - latent && tokens.rope_dim % 2 == 0), "{} of {}",
                 tokens.rope_dim, row - latent);
-  TESSERA_CHECK(tokens.q.dim(1) % tokens.num_heads == 0 && tokens.q.dim(1) / tokens.num_heads >= tokens.rope_dim,
-                "{} for {} heads", tokens.q.dim(1), tokens.num_heads);
+  TESSERA_CHECK(tokens.q.dim(1) % tokens.num_heads == 0 && tokens.wkv_b.dim(0) % tokens.num_heads == 0 &&
+                    0 < tokens.nope() && tokens.nope() <= tokens.wkv_b.dim(0) / tokens.num_heads,
+                "{} and {} for {} heads", tokens.q.dim(1), tokens.wkv_b.dim(0), tokens.num_heads);
   if (tokens.rope_dim > 0) {
     TESSERA_CHECK_TENSOR(tokens.cos_PM, DType::kFloat32, {tokens.cos_PM.dim(0), tokens.rope_dim / 2});
     TESSERA_CHECK_TENSOR(tokens.sin_PM, DType::kFloat32, {tokens.cos_PM.dim(0), tokens.rope_dim / 2});
@@ -46,8 +49,7 @@ void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, cons
   TESSERA_RUN(prepare_mla_decode, context, tokens, slot_T, position_T, cache_SPN);
 }
 
-void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
-                const Tensor& o_latent) {
+void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o) {
   const TraceScope trace(context.trace, "mla_decode");
   const std::int64_t num_tokens = operands.q.dim(0), heads = dims.num_heads;
   const DType dtype = operands.q.dtype();
@@ -57,8 +59,9 @@ void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDeco
   TESSERA_CHECK_TENSOR(cache, dtype, {cache.dim(0), cache.dim(1), dims.dim_latent + dims.dim_rope});
   TESSERA_CHECK_TENSOR(operands.slot_T, DType::kInt32, {num_tokens});
   TESSERA_CHECK_TENSOR(operands.position_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(o_latent, dtype, {num_tokens, heads * dims.dim_latent});
-  TESSERA_RUN(mla_decode, context, dims, operands, o_latent);
+  TESSERA_CHECK_TENSOR(operands.wkv_b, dtype, {heads * (dims.dim_nope + dims.dim_v), dims.dim_latent});
+  TESSERA_CHECK_TENSOR(o, dtype, {num_tokens, heads * dims.dim_v});
+  TESSERA_RUN(mla_decode, context, dims, operands, o);
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/runtime/context.h"
+#include "ops/runtime/gemm_key.h"
 
 namespace tessera {
 
@@ -21,14 +22,28 @@ struct MlaNewTokens {
   Tensor kv_a;           // [T, C + R]: the latent before its norm, then k_rope before its rotation; strided
   Tensor norm_weight_C;  // of the latents' norm (ops/norm/rmsnorm.h)
   float norm_eps;
-  Tensor q;  // [T, H · head_dim]; the last numbers of each head are rotated in place
+  Tensor q;         // [T, H · (nope + R)]; the last R numbers of each head are rotated in place
+  Tensor wkv_b;     // [H · (nope + v), C]: per head the rows of W_k, then those of W_v
+  Tensor q_latent;  // [T, H · C]: becomes per head W_kᵀ q_nope
   std::int64_t num_heads;
   std::int64_t rope_dim = 0;        // R, or 0 in a layer without rotation
   Tensor cos_PM = {}, sin_PM = {};  // of ops/attention/rope.h
+
+  std::int64_t nope() const { return q.dim(1) / num_heads - (kv_a.dim(1) - norm_weight_C.dim(0)); }
+  /// Calls multiply(a, b, transpose_b, c, batch) with the operands of batched_gemm (ops/gemm/gemm.h) for q_latent.
+  template <typename Multiply>
+  decltype(auto) absorb(Multiply&& multiply) const {
+    const std::int64_t latent = norm_weight_C.dim(0);
+    return multiply(q.columns(0, nope()), wkv_b.rows(0, nope()), /*transpose_b=*/false, q_latent.columns(0, latent),
+                    GemmBatch{.count = num_heads,
+                              .step_a = q.dim(1) / num_heads,
+                              .step_b = wkv_b.dim(0) / num_heads * latent,
+                              .step_c = latent});
+  }
 };
 
-/// Makes new tokens ready for mla_decode: assigns [norm(latent) | rotated k_rope] to cache_SPN[slot, position], and
-/// rotates q. All float tensors but cos and sin have one type, float32 or bfloat16.
+/// Makes new tokens ready for mla_decode: assigns [norm(latent) | rotated k_rope] to cache_SPN[slot, position], rotates
+/// q, and computes q_latent. All float tensors but cos and sin have one type, float32 or bfloat16.
 void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, const Tensor& slot_T,
                         const Tensor& position_T, const Tensor& cache_SPN);
 
@@ -36,20 +51,35 @@ struct MlaDecodeDims {
   std::int64_t num_heads;
   std::int64_t dim_nope, dim_rope;  // dims of q per head
   std::int64_t dim_latent;          // C
+  std::int64_t dim_v;               // of the output per head
   float scale;                      // factor of the scores before the softmax
 };
 
 struct MlaDecodeOperands {
   Tensor q;           // [T, H · (nope + rope)], rotated; only the rope parts are read
   Tensor q_latent;    // [T, H · C]: per head W_kᵀ q_nope
+  Tensor wkv_b;       // [H · (nope + v), C]: per head the rows of W_k, then those of W_v
   Tensor cache_SPN;   // [slots, positions, C + R], filled by the operators above
   Tensor slot_T;      // int32
   Tensor position_T;  // int32; token t attends to positions 0 to position_T[t] of its slot, which are stored already
 };
 
-/// Assigns to o_latent [T, H · C] the sum of p · c for each head. p is the softmax of the scaled scores, in float32.
-/// All float tensors have one type, float32 or bfloat16.
-void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
-                const Tensor& o_latent);
+/// Assigns to o [T, H · v] per head W_v times the sum of p · c, which is rounded to the tensors' type. p is the softmax
+/// of the scaled scores, in float32. All float tensors have one type, float32 or bfloat16. On tensor cores, which take
+/// bfloat16, p is rounded to it.
+void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o);
+
+/// Calls multiply(a, b, transpose_b, c, batch) with the operands of batched_gemm (ops/gemm/gemm.h) for o, from the sums
+/// of p · c [T, H · C].
+template <typename Multiply>
+void multiply_values(const MlaDecodeDims& dims, const Tensor& o_latent, const Tensor& wkv_b, const Tensor& o,
+                     Multiply&& multiply) {
+  multiply(o_latent.columns(0, dims.dim_latent), wkv_b.rows(dims.dim_nope, dims.dim_nope + dims.dim_v),
+           /*transpose_b=*/true, o.columns(0, dims.dim_v),
+           GemmBatch{.count = dims.num_heads,
+                     .step_a = dims.dim_latent,
+                     .step_b = (dims.dim_nope + dims.dim_v) * dims.dim_latent,
+                     .step_c = dims.dim_v});
+}
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include "ops/attention/mla_decode.h"
 #include "ops/attention/rope.h"
 #include "ops/cpu/types.h"
+#include "ops/gemm/gemm.h"
 
 namespace tessera::cpu {
 namespace {
@@ -95,6 +96,23 @@ void decode_heads(const MlaDecodeDims& dims, const MlaDecodeOperands& operands, 
   }
 }
 
+/// Assigns to o_latent [T, H · C] the sum of p · c for each head.
+void sum_latents(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
+                 const Tensor& o_latent) {
+  const std::int64_t num_tokens = operands.q.dim(0), heads = dims.num_heads;
+  const Tensor& cache = operands.cache_SPN;
+  const ThreadScratch scratch(context, static_cast<std::size_t>(scratch_floats(dims, cache.dim(1))) * sizeof(float));
+  if (context.measuring()) return;
+  for (std::int64_t t = 0; t < num_tokens; ++t) check_place(cache, operands.slot_T, operands.position_T, t);
+  const std::int64_t tasks_per_token = (heads + kHeadsPerTask - 1) / kHeadsPerTask;
+  for_float_type(cache.dtype(), [&]<typename T>(T) {
+    parallel_for(num_tokens * tasks_per_token, [&](std::int64_t task) {
+      decode_heads<T>(dims, operands, o_latent, task / tasks_per_token, task % tasks_per_token * kHeadsPerTask,
+                      reinterpret_cast<float*>(scratch.mine()));
+    });
+  });
+}
+
 }  // namespace
 
 void store_latents(const Context& context, const Tensor& latent_TC, const Tensor& k_rope_TR, const Tensor& slot_T,
@@ -113,6 +131,7 @@ void store_latents(const Context& context, const Tensor& latent_TC, const Tensor
 void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, const Tensor& slot_T,
                         const Tensor& position_T, const Tensor& cache_SPN) {
   const std::int64_t num_tokens = tokens.kv_a.dim(0), latent = tokens.norm_weight_C.dim(0), row = tokens.kv_a.dim(1);
+  tokens.absorb([&](const auto&... operands) { tessera::batched_gemm(context, operands...); });
   const ThreadScratch scratch(context, static_cast<std::size_t>(row) * sizeof(float));
   if (context.measuring()) return;
   const auto rotate = [&](const Tensor& x, std::int64_t num_heads, const Tensor& positions) {
@@ -136,21 +155,14 @@ void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, cons
   rotate(tokens.q, tokens.num_heads, position_T);
 }
 
-void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
-                const Tensor& o_latent) {
+void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o) {
   const std::int64_t num_tokens = operands.q.dim(0), heads = dims.num_heads;
   const DType dtype = operands.q.dtype();
-  const Tensor& cache = operands.cache_SPN;
-  const ThreadScratch scratch(context, static_cast<std::size_t>(scratch_floats(dims, cache.dim(1))) * sizeof(float));
-  if (context.measuring()) return;
-  for (std::int64_t t = 0; t < num_tokens; ++t) check_place(cache, operands.slot_T, operands.position_T, t);
-  const std::int64_t tasks_per_token = (heads + kHeadsPerTask - 1) / kHeadsPerTask;
-  for_float_type(dtype, [&]<typename T>(T) {
-    parallel_for(num_tokens * tasks_per_token, [&](std::int64_t task) {
-      decode_heads<T>(dims, operands, o_latent, task / tasks_per_token, task % tasks_per_token * kHeadsPerTask,
-                      reinterpret_cast<float*>(scratch.mine()));
-    });
-  });
+  const ArenaScope scope(*context.arena);
+  const Tensor o_latent = context.arena->allocate({num_tokens, heads * dims.dim_latent}, dtype);
+  sum_latents(context, dims, operands, o_latent);
+  multiply_values(dims, o_latent, operands.wkv_b, o,
+                  [&](const auto&... of_values) { tessera::batched_gemm(context, of_values...); });
 }
 
 }  // namespace tessera::cpu

@@ -1,13 +1,11 @@
-#include <cooperative_groups.h>
-
-#include "ops/attention/mla_decode.h"
-#include "ops/kit/dots.cuh"
+#include "ops/attention/mla_decode_tiles.cuh"
+#include "ops/gemm/few_rows.cuh"
+#include "ops/gemm/gemm.h"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kBlocks = 8;     // blocks of a cluster, which share a text's positions
 constexpr int kMaxRow = 1024;  // numbers per position
 
 template <typename T>
@@ -44,34 +42,39 @@ struct NewTokens {
     to[0] = from_float<T>(even * c - odd * s);
     to[1] = from_float<T>(odd * c + even * s);
   }
+
+  __device__ bool has_place(std::int64_t token) const {
+    return 0 <= slots[token] && slots[token] < num_slots && 0 <= positions[token] && positions[token] < num_positions;
+  }
 };
 
-/// A token (blockIdx.x) has a block that stores its latent and k_rope (blockIdx.y = 0). The others rotate a pair of its
-/// queries per thread.
+/// Stores a token's latent and k_rope.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const NewTokens<T> tokens) {
-  __shared__ float sums[kThreads / kWarp];
-  let_next_kernel_begin();
-  wait_for_kernel_before();
-  const std::int64_t t = blockIdx.x, slot = tokens.slots[t], position = tokens.positions[t];
-  // A token outside the cache is skipped, because a GPU cannot throw.
-  if (slot < 0 || slot >= tokens.num_slots || position < 0 || position >= tokens.num_positions) return;
-  if (blockIdx.y > 0) {
-    const int pair = static_cast<int>((blockIdx.y - 1) * kThreads + threadIdx.x);
-    if (pair >= tokens.num_heads * tokens.num_pairs) return;
-    const int head = pair / tokens.num_pairs, i = pair % tokens.num_pairs;
-    T* const at = tokens.q + t * tokens.q_stride + (head + 1) * tokens.head_dim - 2 * (tokens.num_pairs - i);
-    tokens.rotate(at, position, i, at);
-    return;
-  }
+__device__ void store_new_token(const NewTokens<T>& tokens, std::int64_t t) {
+  constexpr int kParts = kMaxRow / kThreads;
+  __shared__ float slots[kWarps];
+  const std::int64_t slot = tokens.slots[t], position = tokens.positions[t];
   const T* const latent = tokens.kv_a + t * tokens.kv_a_stride;
-  float squares = 0.0f;
-  for (int i = threadIdx.x; i < tokens.num_latent; i += kThreads) squares += to_float(latent[i]) * to_float(latent[i]);
-  const float mean = sum_of_block(squares, sums) / static_cast<float>(tokens.num_latent);
-  const float rstd = 1.0f / sqrtf(mean + tokens.norm_eps);
   T* const row = tokens.cache + (slot * tokens.num_positions + position) * (tokens.num_latent + tokens.num_rope);
-  for (int i = threadIdx.x; i < tokens.num_latent; i += kThreads) {
-    row[i] = from_float<T>(to_float(latent[i]) * rstd * to_float(tokens.norm_weight[i]));
+  float weights[kParts], numbers[kParts], squares = 0.0f;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = part * kThreads + threadIdx.x;
+    weights[part] = i < tokens.num_latent ? to_float(tokens.norm_weight[i]) : 0.0f;
+  }
+  wait_for_kernel_before();
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = part * kThreads + threadIdx.x;
+    numbers[part] = i < tokens.num_latent ? to_float(latent[i]) : 0.0f;
+    squares += numbers[part] * numbers[part];
+  }
+  const float mean = sum_of_block(squares, slots) / static_cast<float>(tokens.num_latent);
+  const float rstd = 1.0f / sqrtf(mean + tokens.norm_eps);
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int i = part * kThreads + threadIdx.x;
+    if (i < tokens.num_latent) row[i] = from_float<T>(numbers[part] * rstd * weights[part]);
   }
   const T* const k_rope = latent + tokens.num_latent;
   for (int i = threadIdx.x; i < tokens.num_pairs; i += kThreads) {
@@ -82,180 +85,112 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const NewTokens<T> to
   }
 }
 
-/// Holds the sums of weighted latents over a part of a text's positions, relative to exp(largest), and their weights'
-/// sum. Without positions, `total` is 0. If a score is NaN, so is `total`, though `largest` ignores it.
-struct Part {
-  const float* sums;  // [num_latent]
-  float largest, total;
-};
-
-/// Returns element i of the sums of all parts, relative to exp(largest). They are added in the order of the parts.
-template <int kParts>
-__device__ float merge(const Part (&parts)[kParts], float largest, int i) {
-  float sum = 0.0f;
-#pragma unroll
-  for (const Part& part : parts) {
-    if (part.total != 0.0f) sum += part.sums[i] * expf(part.largest - largest);
-  }
-  return sum;
-}
-
-/// Returns the largest score and the total weight of all parts.
-template <int kParts>
-__device__ Part merge_totals(const Part (&parts)[kParts]) {
-  Part all{nullptr, parts[0].largest, 0.0f};
-#pragma unroll
-  for (const Part& part : parts) all.largest = fmaxf(all.largest, part.largest);
-#pragma unroll
-  for (const Part& part : parts) {
-    if (part.total != 0.0f) all.total += part.total * expf(part.largest - all.largest);
-  }
-  return all;
-}
-
-/// Writes a head's output [num_latent] from what the warps of a cluster's blocks have summed. `sums_of` is [kWarps + 1,
-/// num_latent]: the sums of this block's warps, then room for the block's own. All threads of the cluster call it.
+/// Of a token (blockIdx.y), block 0 stores the latent and k_rope. The others rotate a pair of its queries per thread.
 template <typename T>
-__device__ void merge_blocks(float* sums_of, const float* largest, const float* totals, int num_latent, T* out) {
-  __shared__ Part block;
-  Part warps[kWarps], blocks[kBlocks];
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) warps[w] = {sums_of + w * num_latent, largest[w], totals[w]};
-  Part merged = merge_totals(warps);
-  float* const of_block = sums_of + kWarps * num_latent;
-  for (int i = threadIdx.x; i < num_latent; i += kThreads) of_block[i] = merge(warps, merged.largest, i);
-  merged.sums = of_block;
-  if (threadIdx.x == 0) block = merged;
-  const auto cluster = cooperative_groups::this_cluster();
-  cluster.sync();
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    const Part* const of_other = cluster.map_shared_rank(&block, b);
-    blocks[b] = {cluster.map_shared_rank(of_block, b), of_other->largest, of_other->total};
-  }
-  merged = merge_totals(blocks);
-  for (int i = blockIdx.z * kThreads + threadIdx.x; i < num_latent; i += kBlocks * kThreads) {
-    out[i] = from_float<T>(merge(blocks, merged.largest, i) / merged.total);
-  }
-  cluster.sync();  // Other blocks read this one's shared memory.
+__device__ void prepare(const NewTokens<T>& tokens, unsigned block, std::int64_t t) {
+  let_next_kernel_begin();
+  // A token outside the cache is skipped, because a GPU cannot throw.
+  if (!tokens.has_place(t)) return;
+  if (block == 0) return store_new_token(tokens, t);
+  const int pair = static_cast<int>((block - 1) * kThreads + threadIdx.x);
+  if (pair >= tokens.num_heads * tokens.num_pairs) return;
+  const int head = pair / tokens.num_pairs, i = pair % tokens.num_pairs;
+  T* const at = tokens.q + t * tokens.q_stride + (head + 1) * tokens.head_dim - 2 * (tokens.num_pairs - i);
+  wait_for_kernel_before();
+  tokens.rotate(at, tokens.positions[t], i, at);
 }
 
-/// Holds one number as PackedLanes holds several.
 template <typename T>
-struct PackedNumber {
-  T number;
-  __device__ void load(const T* from, bool exists) { number = exists ? *from : from_float<T>(0.0f); }
-  __device__ void unpack(float (&x)[1]) const { x[0] = to_float(number); }
-};
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const NewTokens<T> tokens) {
+  prepare(tokens, blockIdx.x, blockIdx.y);
+}
 
-/// Sums a head's latents over the positions of a warp, with a running softmax. Of each row, lane l has the groups l,
-/// l + 32, ... of kCount numbers.
-template <typename T, int kCount>
+/// Does the same, and multiplies the queries by W_k. Of each token, `blocks_per_token` blocks prepare. The product's
+/// blocks follow those of the last token.
+template <typename T, int kRows>
+__global__ void __launch_bounds__(kThreads)
+    prepare_and_absorb_kernel(const NewTokens<T> tokens, unsigned num_tokens, unsigned blocks_per_token,
+                              const FewRows<T, T> product, unsigned blocks_per_head) {
+  static_assert(kThreads == kPlainThreads);
+  const unsigned preparing = num_tokens * blocks_per_token;
+  if (blockIdx.x < preparing) return prepare(tokens, blockIdx.x % blocks_per_token, blockIdx.x / blocks_per_token);
+  const unsigned block = blockIdx.x - preparing;
+  few_rows_plain<kRows>(product, block % blocks_per_head, block / blocks_per_head);
+}
+
+/// Sums a head's latents over the positions of a warp, with a running softmax. Lane l has the numbers l, l + 32, ... of
+/// a row. `total` is the weights' sum, relative to exp(largest), and 0 without positions. If a score is NaN, so is
+/// `total`, though `largest` ignores it.
+template <typename T>
 struct WarpSums {
-  static constexpr int kGroups = kMaxRow / kWarp / kCount;
-  static constexpr int kAhead = kCount == 1 ? 1 : 4 / sizeof(T);  // positions that are loaded before the first is used
-  using Packed = std::conditional_t<kCount == kLanes, PackedLanes<T>, PackedNumber<T>>;
+  static constexpr int kCount = kMaxRow / kWarp;
 
-  float query[kGroups][kCount] = {}, sums[kGroups][kCount] = {};
+  float query[kCount] = {}, sums[kCount] = {};
   float largest = -INFINITY, total = 0.0f;
 
-  /// Returns the place in a row of a group's first number.
-  __device__ static int index(int group) { return (group * kWarp + static_cast<int>(threadIdx.x) % kWarp) * kCount; }
+  /// Returns the place in a row of a lane's number i.
+  __device__ static int index(int i) { return i * kWarp + static_cast<int>(threadIdx.x) % kWarp; }
 
-  /// Adds the positions first, first + step, ... before `end`. Their rows lie in `text`.
-  __device__ void add(const T* text, int row, int num_latent, float scale, std::int64_t first, int step,
-                      std::int64_t end) {
-    for (std::int64_t p = first; p < end; p += kAhead * step) {
-      Packed keys[kAhead][kGroups];
+  __device__ void add(const T* key_row, int row, float scale) {
+    float key[kCount], score = 0.0f;
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
+    for (int i = 0; i < kCount; ++i) key[i] = index(i) < row ? to_float(key_row[index(i)]) : 0.0f;
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          keys[a][g].load(text + (p + a * step) * row + index(g), p + a * step < end && index(g) < row);
-        }
-      }
-      float scores[kAhead] = {}, key[kCount], larger = largest;
+    for (int i = 0; i < kCount; ++i) score += query[i] * key[i];
+    score = sum_of_warp(score) * scale;
+    const float larger = fmaxf(largest, score);
+    const float factor = total == 0.0f ? 0.0f : expf(largest - larger), weight = expf(score - larger);
+    largest = larger;
+    total = total * factor + weight;
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          keys[a][g].unpack(key);
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) scores[a] += query[g][i] * key[i];
-        }
-      }
-#pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-        scores[a] = sum_of_warp(scores[a]) * scale;
-        if (p + a * step < end && scores[a] > larger) larger = scores[a];
-      }
-      if (larger > largest) shrink(expf(largest - larger));
-      largest = larger;
-#pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-        if (p + a * step >= end) continue;
-        const float weight = expf(scores[a] - largest);
-        total += weight;
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          if (index(g) >= num_latent) continue;
-          keys[a][g].unpack(key);
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) sums[g][i] += weight * key[i];
-        }
-      }
-    }
-  }
-
- private:
-  __device__ void shrink(float factor) {
-    total *= factor;
-#pragma unroll
-    for (auto& group : sums) {
-#pragma unroll
-      for (float& sum : group) sum *= factor;
-    }
+    for (int i = 0; i < kCount; ++i) sums[i] = sums[i] * factor + weight * key[i];
   }
 };
 
-/// A cluster of blocks computes one token and head. Its warps take the positions in turn. Each block merges what its
-/// warps have summed, and then a part of the latents over all blocks.
-template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads) __cluster_dims__(1, 1, kBlocks)
+/// A block computes one token and head, for any type and sizes. Its warps take the positions in turn.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
     decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,
                   const std::int32_t* positions, std::int64_t num_slots, std::int64_t num_positions, T* o_latent) {
-  using Sums = WarpSums<T, kCount>;
+  using Sums = WarpSums<T>;
   let_next_kernel_begin();
   wait_for_kernel_before();
-  extern __shared__ float sums_of[];  // [kWarps + 1][latent]: of each warp, and of the block
+  extern __shared__ float sums_of[];  // [kWarps][latent]
   __shared__ float largest[kWarps], totals[kWarps];
   const int warp = threadIdx.x / kWarp;
   const std::int64_t t = blockIdx.x, head = blockIdx.y, slot = slots[t];
   const int num_latent = static_cast<int>(dims.dim_latent), row = num_latent + static_cast<int>(dims.dim_rope);
+  const T* const of_latent = q_latent + (t * dims.num_heads + head) * num_latent;
+  const T* const of_rope = q + (t * dims.num_heads + head) * (dims.dim_nope + dims.dim_rope) + dims.dim_nope;
   Sums of_warp;
 #pragma unroll
-  for (int g = 0; g < Sums::kGroups; ++g) {
-    const int i = Sums::index(g);
-    if (i < num_latent) {
-      load_lanes(q_latent + (t * dims.num_heads + head) * num_latent + i, of_warp.query[g]);
-    } else if (i < row) {
-      const std::int64_t of_head = (t * dims.num_heads + head) * (dims.dim_nope + dims.dim_rope) + dims.dim_nope;
-      load_lanes(q + of_head + i - num_latent, of_warp.query[g]);
-    }
+  for (int i = 0; i < Sums::kCount; ++i) {
+    const int at = Sums::index(i);
+    if (at < row) of_warp.query[i] = to_float(at < num_latent ? of_latent[at] : of_rope[at - num_latent]);
   }
   const bool exists = 0 <= slot && slot < num_slots && positions[t] < num_positions;
-  of_warp.add(cache + slot * num_positions * row, row, num_latent, dims.scale, blockIdx.z * kWarps + warp,
-              kBlocks * kWarps, exists ? positions[t] + 1 : 0);
+  for (std::int64_t p = warp; exists && p <= positions[t]; p += kWarps) {
+    of_warp.add(cache + (slot * num_positions + p) * row, row, dims.scale);
+  }
 #pragma unroll
-  for (int g = 0; g < Sums::kGroups; ++g) {
-    const int first = Sums::index(g);
-    if (first >= num_latent) continue;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sums_of[warp * num_latent + first + i] = of_warp.sums[g][i];
+  for (int i = 0; i < Sums::kCount; ++i) {
+    if (Sums::index(i) < num_latent) sums_of[warp * num_latent + Sums::index(i)] = of_warp.sums[i];
   }
   if (threadIdx.x % kWarp == 0) largest[warp] = of_warp.largest, totals[warp] = of_warp.total;
   __syncthreads();
-  merge_blocks(sums_of, largest, totals, num_latent, o_latent + (t * dims.num_heads + head) * num_latent);
+  float of_all = -INFINITY, total = 0.0f, factors[kWarps];
+  for (const float of_one : largest) of_all = fmaxf(of_all, of_one);
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    factors[w] = totals[w] == 0.0f ? 0.0f : expf(largest[w] - of_all);
+    total += totals[w] * factors[w];
+  }
+  for (int i = threadIdx.x; i < num_latent; i += kThreads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += sums_of[w * num_latent + i] * factors[w];
+    o_latent[(t * dims.num_heads + head) * num_latent + i] = from_float<T>(sum / total);
+  }
 }
 
 }  // namespace
@@ -275,7 +210,12 @@ void store_latents(const Context& op, const Tensor& latent_TC, const Tensor& k_r
 void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Tensor& slot_T, const Tensor& position_T,
                         const Tensor& cache_SPN) {
   const std::int64_t num_tokens = tokens.kv_a.dim(0), num_pairs = tokens.rope_dim / 2;
-  if (op.measuring() || num_tokens == 0) return;
+  TESSERA_CHECK(tokens.kv_a.dim(1) <= kMaxRow, "{}", tokens.kv_a.dim(1));
+  const bool few = tokens.absorb(is_few_rows);
+  if (op.measuring()) {
+    if (!few) tokens.absorb([&](const auto&... operands) { tessera::batched_gemm(op, operands...); });
+    return;
+  }
   for_float_type(tokens.kv_a.dtype(), [&]<typename T>(T) {
     const NewTokens<T> args{.kv_a = numbers<const T>(tokens.kv_a),
                             .norm_weight = numbers<const T>(tokens.norm_weight_C),
@@ -296,29 +236,43 @@ void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Ten
                             .num_positions = cache_SPN.dim(1),
                             .cache = numbers<T>(cache_SPN)};
     const std::int64_t query_blocks = (tokens.num_heads * num_pairs + kThreads - 1) / kThreads;
-    launch_early(op, prepare_kernel<T>,
-                 dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(1 + query_blocks)), kThreads, 0, args);
+    const auto of_tokens = static_cast<unsigned>(num_tokens), per_token = static_cast<unsigned>(1 + query_blocks);
+    if (!few) return launch_early(op, prepare_kernel<T>, dim3(per_token, of_tokens), kThreads, 0, args);
+    tokens.absorb([&](const Tensor& q, const Tensor& w_k, bool, const Tensor& q_latent, const GemmBatch& batch) {
+      const FewRows<T, T> product(q, w_k, q_latent, Write::kAssign, batch);
+      const unsigned per_head = plain_blocks(q_latent.dim(1)), heads = static_cast<unsigned>(batch.count);
+      for_few_rows(num_tokens, [&](auto rows) {
+        launch_early(op, prepare_and_absorb_kernel<T, decltype(rows)::value>, of_tokens * per_token + heads * per_head,
+                     kThreads, 0, args, of_tokens, per_token, product, per_head);
+      });
+    });
   });
+  if (!few) tokens.absorb([&](const auto&... operands) { tessera::batched_gemm(op, operands...); });
 }
 
-void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
-                const Tensor& o_latent) {
+void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o) {
   const Tensor& cache = operands.cache_SPN;
   const std::int64_t num_tokens = operands.q.dim(0);
   TESSERA_CHECK(dims.dim_latent + dims.dim_rope <= kMaxRow, "{} + {}", dims.dim_latent, dims.dim_rope);
-  if (op.measuring() || num_tokens == 0) return;
-  const bool fits = in_lanes(operands.q, operands.q_latent, cache) && dims.dim_latent % kLanes == 0 &&
-                    dims.dim_rope % kLanes == 0 && dims.dim_nope % kLanes == 0;
-  for_float_type(cache.dtype(), [&]<typename T>(T) {
-    for_lanes(fits, [&](auto lanes) {
-      const dim3 grid(static_cast<unsigned>(num_tokens), static_cast<unsigned>(dims.num_heads), kBlocks);
-      const std::size_t shared_bytes = static_cast<std::size_t>((kWarps + 1) * dims.dim_latent) * sizeof(float);
-      launch_early(op, decode_kernel<T, decltype(lanes)::value>, grid, kThreads, shared_bytes, dims,
-                   numbers<const T>(operands.q), numbers<const T>(operands.q_latent), numbers<const T>(cache),
+  if (num_tokens == 0) return;
+  if (cache.dtype() == DType::kBFloat16 && decode_tiles::takes(dims) &&
+      in_lanes(operands.q, operands.q_latent, operands.wkv_b, cache)) {
+    return decode_tiles::launch(op, dims, operands, o);
+  }
+  const ArenaScope scope(*op.arena);
+  const Tensor o_latent = op.arena->allocate({num_tokens, dims.num_heads * dims.dim_latent}, cache.dtype());
+  if (!op.measuring()) {
+    for_float_type(cache.dtype(), [&]<typename T>(T) {
+      const dim3 grid(static_cast<unsigned>(num_tokens), static_cast<unsigned>(dims.num_heads));
+      const std::size_t shared_bytes = static_cast<std::size_t>(kWarps * dims.dim_latent) * sizeof(float);
+      launch_early(op, decode_kernel<T>, grid, kThreads, shared_bytes, dims, numbers<const T>(operands.q),
+                   numbers<const T>(operands.q_latent), numbers<const T>(cache),
                    numbers<const std::int32_t>(operands.slot_T), numbers<const std::int32_t>(operands.position_T),
                    cache.dim(0), cache.dim(1), numbers<T>(o_latent));
     });
-  });
+  }
+  multiply_values(dims, o_latent, operands.wkv_b, o,
+                  [&](const auto&... of_values) { tessera::batched_gemm(op, of_values...); });
 }
 
 }  // namespace tessera::cuda

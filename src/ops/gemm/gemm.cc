@@ -6,6 +6,7 @@ namespace tessera {
 
 TESSERA_BACKENDS(gemm)
 TESSERA_BACKENDS(batched_gemm)
+TESSERA_BACKENDS(linear_pair_forward)
 
 namespace {
 
@@ -39,6 +40,18 @@ void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool
                 name_of(c.dtype()));
   if (c.num_elements() == 0) return;
   TESSERA_RUN(batched_gemm, context, a, b, transpose_b, c, batch);
+}
+
+void linear_pair_forward(const Context& context, const Tensor& x_TN, const std::array<Tensor, 2>& weights,
+                         const std::array<Tensor, 2>& outputs) {
+  const TraceScope trace(context.trace, "linear_pair_forward");
+  for (std::size_t i = 0; i < 2; ++i) {
+    check_operands(x_TN, false, weights[i], true, outputs[i]);
+    TESSERA_CHECK(weights[i].dtype() == x_TN.dtype() && outputs[i].dtype() == x_TN.dtype(), "{} {} {}",
+                  name_of(x_TN.dtype()), name_of(weights[i].dtype()), name_of(outputs[i].dtype()));
+  }
+  if (x_TN.num_elements() == 0) return;
+  TESSERA_RUN(linear_pair_forward, context, x_TN, weights, outputs);
 }
 
 }  // namespace tessera

@@ -1,6 +1,8 @@
 // Dense matrix products with float32 accumulation. If the context says that weights are constant, b must be a weight.
 #pragma once
 
+#include <array>
+
 #include "ops/runtime/context.h"
 #include "ops/runtime/gemm_key.h"
 
@@ -22,6 +24,11 @@ inline void linear_forward(const Context& context, const Tensor& x_TN, const Ten
                            Write write = Write::kAssign) {
   gemm(context, x_TN, false, w_MN, true, y_TM, write);
 }
+
+/// Assigns x_TN · w_MNᵀ to an output [T, M] for two weights. All tensors have one type. A GPU computes both at once if
+/// there are few rows.
+void linear_pair_forward(const Context& context, const Tensor& x_TN, const std::array<Tensor, 2>& weights,
+                         const std::array<Tensor, 2>& outputs);
 
 /// Assigns or adds d_y_TM · w_MN to d_x_TN.
 inline void linear_dgrad(const Context& context, const Tensor& d_y_TM, const Tensor& w_MN, const Tensor& d_x_TN,

@@ -136,4 +136,9 @@ void batched_gemm(const Context& context, const Tensor& a, const Tensor& b, bool
   multiply(context, first, GemmParts(first.m, first.n, false, batch.count), batch);
 }
 
+void linear_pair_forward(const Context& context, const Tensor& x_TN, const std::array<Tensor, 2>& weights,
+                         const std::array<Tensor, 2>& outputs) {
+  for (std::size_t i = 0; i < 2; ++i) linear_forward(context, x_TN, weights[i], outputs[i]);
+}
+
 }  // namespace tessera::cpu

@@ -2,9 +2,8 @@
 // of that product are the same memory. The products of a few rows, as in decoding, have kernels here.
 #include <bit>
 
+#include "ops/gemm/few_rows.cuh"
 #include "ops/gemm/gemm.h"
-#include "ops/kit/dots.cuh"
-#include "ops/kit/launch.cuh"
 #include "ops/runtime/blas_gemm.h"
 #include "ops/runtime/libraries.h"
 
@@ -72,143 +71,45 @@ __global__ void sum_parts_kernel(const float* parts, std::int64_t m, std::int64_
   }
 }
 
-/// Describes c [m, n] = a · b or a · bᵀ of contraction k, for products of a batch along y of the grid.
+/// Holds one or two products. The second one's blocks follow those of the first.
 template <typename T, typename Out>
-struct FewRows {
-  const T *a, *b;
-  Out* c;
-  std::int64_t m, n, k, stride_a, stride_b, stride_c;
-  bool accumulates;
-  GemmBatch batch;
-
-  __device__ const T* row_of_a(std::int64_t r) const {
-    return a + blockIdx.y * batch.step_a + min(r, m - 1) * stride_a;  // rows that do not exist repeat the last
-  }
-  __device__ const T* row_of_b(std::int64_t i) const { return b + blockIdx.y * batch.step_b + i * stride_b; }
-  __device__ Out& at(std::int64_t row, std::int64_t column) const {
-    return c[blockIdx.y * batch.step_c + row * stride_c + column];
-  }
+struct FewRowsPair {
+  FewRows<T, Out> of[2];
+  unsigned first_blocks;
 };
 
-/// Computes a · bᵀ, a column per warp. m is at most kRows.
 template <typename T, typename Out, int kRows>
-__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks) few_rows_transposed_kernel(const FewRows<T, Out> product) {
-  const std::int64_t column = std::int64_t{blockIdx.x} * kDotsWarps + threadIdx.x / kWarp;
-  if (column >= product.n) return;
-  const T* const of_column[1] = {product.row_of_b(column)};
-  const T* rows[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) rows[r] = product.row_of_a(r);
-  let_next_kernel_begin();
-  DotsOfWarp<T, 1> dots(of_column, product.k);
-  wait_for_kernel_before();
-  float sums[1][kRows];
-  dots.with(rows, sums);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (threadIdx.x % kWarp != r || r >= product.m) continue;
-    Out& target = product.at(r, column);
-    target = from_float<Out>(product.accumulates ? to_float(target) + sums[0][r] : sums[0][r]);
-  }
+__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks)
+    few_rows_transposed_kernel(const FewRowsPair<T, Out> products) {
+  const bool is_second = blockIdx.x >= products.first_blocks;
+  few_rows_transposed<kRows>(products.of[is_second], blockIdx.x - (is_second ? products.first_blocks : 0), blockIdx.y);
 }
 
-constexpr int kPlainWarps = 8, kPlainColumns = kWarp * kLanes;
-
-/// Computes a · b, kPlainColumns columns per block. The block's warps take rows of b in turn, and each lane has kLanes
-/// columns. m is at most kRows.
 template <typename T, typename Out, int kRows>
-__global__ void __launch_bounds__(kPlainWarps* kWarp) few_rows_plain_kernel(const FewRows<T, Out> product) {
-  constexpr int kAhead = 16 / sizeof(T);  // rows of b that are loaded before the first is used
-  __shared__ float parts[kPlainWarps][kPlainColumns];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const std::int64_t first_column = std::int64_t{blockIdx.x} * kPlainColumns, column = first_column + lane * kLanes;
-  PackedLanes<T> weights[kAhead];
-  const auto load = [&](std::int64_t first) {
-#pragma unroll
-    for (int step = 0; step < kAhead; ++step) {
-      const std::int64_t i = first + step * kPlainWarps;
-      weights[step].load(product.row_of_b(i) + column, i < product.k && column < product.n);
-    }
-  };
-  let_next_kernel_begin();
-  load(warp);
-  wait_for_kernel_before();
-  float sums[kRows][kLanes] = {};
-  for (std::int64_t first = warp; first < product.k; first += kAhead * kPlainWarps) {
-    if (first > warp) load(first);
-#pragma unroll
-    for (int step = 0; step < kAhead; ++step) {
-      const std::int64_t i = first + step * kPlainWarps;
-      if (i >= product.k) continue;
-      float of_row[kLanes];
-      weights[step].unpack(of_row);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float x = to_float(product.row_of_a(r)[i]);
-#pragma unroll
-        for (int l = 0; l < kLanes; ++l) sums[r][l] += x * of_row[l];
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= product.m) continue;
-    __syncthreads();
-#pragma unroll
-    for (int l = 0; l < kLanes; ++l) parts[warp][lane * kLanes + l] = sums[r][l];
-    __syncthreads();
-    for (int i = threadIdx.x; i < kPlainColumns && first_column + i < product.n; i += kPlainWarps * kWarp) {
-      float sum = 0.0f;
-      for (int w = 0; w < kPlainWarps; ++w) sum += parts[w][i];
-      Out& target = product.at(r, first_column + i);
-      target = from_float<Out>(product.accumulates ? to_float(target) + sum : sum);
-    }
-  }
+__global__ void __launch_bounds__(kPlainThreads) few_rows_plain_kernel(const FewRows<T, Out> product) {
+  few_rows_plain<kRows>(product, blockIdx.x, blockIdx.y);
 }
 
-/// Computes the products with these kernels, which read b faster than the library's, and returns true. Returns false if
-/// they do not take the operands. One product of a plain b has too few blocks for them.
+/// Computes the products with these kernels, and returns true. Returns false if they do not take the operands.
 bool few_rows_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
                    const Tensor& c, Write write, const GemmBatch& batch) {
-  const auto step_fits = [](const Tensor& x, std::int64_t step) {
-    return step * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0;
-  };
-  const std::int64_t m = c.dim(0), n = c.dim(1);
-  const bool fits = m <= kFewRows && !transpose_a && in_lanes(b) && step_fits(b, batch.step_b) &&
-                    (transpose_b ? in_lanes(a) && step_fits(a, batch.step_a) : batch.count > 1);
+  const bool fits = !transpose_a && is_few_rows(a, b, transpose_b, c, batch);
   if (!fits || op.measuring()) return fits;
-  const unsigned num_blocks =
-      transpose_b ? dots_blocks(n) : static_cast<unsigned>((n + kPlainColumns - 1) / kPlainColumns);
+  const unsigned num_blocks = transpose_b ? transposed_blocks(c.dim(1)) : plain_blocks(c.dim(1));
   const dim3 grid(num_blocks, static_cast<unsigned>(batch.count));
   for_float_type(a.dtype(), [&]<typename T>(T) {
     for_float_type(c.dtype(), [&]<typename Out>(Out) {
       if constexpr (sizeof(Out) < sizeof(T)) return;  // no such product: see gemm.h
-      const FewRows<T, Out> product{.a = numbers<const T>(a),
-                                    .b = numbers<const T>(b),
-                                    .c = numbers<Out>(c),
-                                    .m = m,
-                                    .n = n,
-                                    .k = a.dim(1),
-                                    .stride_a = a.stride(),
-                                    .stride_b = b.stride(),
-                                    .stride_c = c.stride(),
-                                    .accumulates = write == Write::kAccumulate,
-                                    .batch = batch};
-      const auto launch = [&](auto rows) {
+      const FewRows<T, Out> product(a, b, c, write, batch);
+      for_few_rows(c.dim(0), [&](auto rows) {
         constexpr int kRows = decltype(rows)::value;
         if (transpose_b) {
-          launch_early(op, few_rows_transposed_kernel<T, Out, kRows>, grid, kDotsThreads, 0, product);
+          launch_early(op, few_rows_transposed_kernel<T, Out, kRows>, grid, kDotsThreads, 0,
+                       FewRowsPair<T, Out>{{product, product}, num_blocks});
         } else {
-          launch_early(op, few_rows_plain_kernel<T, Out, kRows>, grid, kPlainWarps * kWarp, 0, product);
+          launch_early(op, few_rows_plain_kernel<T, Out, kRows>, grid, kPlainThreads, 0, product);
         }
-      };
-      if (m == 1) {
-        launch(std::integral_constant<int, 1>{});
-      } else if (m <= 4) {
-        launch(std::integral_constant<int, 4>{});
-      } else {
-        launch(std::integral_constant<int, kFewRows>{});
-      }
+      });
     });
   });
   return true;
@@ -277,6 +178,25 @@ void batched_gemm(const Context& op, const Tensor& a, const Tensor& b, bool tran
                   const GemmBatch& batch) {
   if (few_rows_gemm(op, a, false, b, transpose_b, c, Write::kAssign, batch)) return;
   blas_gemm(op, a, false, b, transpose_b, c, Write::kAssign, {}, batch);
+}
+
+void linear_pair_forward(const Context& op, const Tensor& x_TN, const std::array<Tensor, 2>& weights,
+                         const std::array<Tensor, 2>& outputs) {
+  const auto fits = [&](int i) { return is_few_rows(x_TN, weights[i], /*transpose_b=*/true, outputs[i], {}); };
+  if (!fits(0) || !fits(1)) {
+    for (int i = 0; i < 2; ++i) linear_forward(op, x_TN, weights[i], outputs[i]);
+    return;
+  }
+  if (op.measuring()) return;
+  for_float_type(x_TN.dtype(), [&]<typename T>(T) {
+    const auto product = [&](int i) { return FewRows<T, T>(x_TN, weights[i], outputs[i], Write::kAssign, {}); };
+    const unsigned first_blocks = transposed_blocks(weights[0].dim(0));
+    for_few_rows(x_TN.dim(0), [&](auto rows) {
+      launch_early(op, few_rows_transposed_kernel<T, T, decltype(rows)::value>,
+                   first_blocks + transposed_blocks(weights[1].dim(0)), kDotsThreads, 0,
+                   FewRowsPair<T, T>{{product(0), product(1)}, first_blocks});
+    });
+  });
 }
 
 }  // namespace tessera::cuda

@@ -47,8 +47,9 @@ struct PackedLanes {
 };
 
 /// Computes in a warp the dot products of kColumns rows of a weight, each of `length` numbers, with rows of another
-/// matrix. Rows are 16-byte aligned, and the length is a multiple of kLanes.
-template <typename T, int kColumns>
+/// matrix. Rows are 16-byte aligned, and the length is a multiple of kLanes. The weights of kAhead steps are loaded
+/// before the first is used.
+template <typename T, int kColumns, int kAhead = 16 / sizeof(T) / kColumns>
 class DotsOfWarp {
  public:
   /// Starts to load the weights w[c].
@@ -95,8 +96,7 @@ class DotsOfWarp {
   }
 
  private:
-  static constexpr int kStep = kWarp * kLanes;              // numbers of a row that a warp takes at once
-  static constexpr int kAhead = 16 / sizeof(T) / kColumns;  // steps whose weights are loaded before the first is used
+  static constexpr int kStep = kWarp * kLanes;  // numbers of a row that a warp takes at once
 
   __device__ static std::int64_t first() { return static_cast<int>(threadIdx.x) % kWarp * kLanes; }
   __device__ void load(std::int64_t begin) {

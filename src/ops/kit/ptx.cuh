@@ -189,6 +189,35 @@ __device__ inline void mbarrier_wait_cluster(Barrier* barrier, std::uint32_t par
       : "memory");
 }
 
+// --- Warps' matrix products -----------------------------------------------------------------------------------------
+
+/// Loads four 8 × 8 matrices of 2-byte numbers from shared memory. Lane l gives the address of row l % 8 of matrix l /
+/// 8, and gets its numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The latter are of the transposed matrix if so
+/// asked.
+template <bool kTransposed>
+__device__ inline void load_matrices(const __nv_bfloat16* at, std::uint32_t (&x)[4]) {
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(at))
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(at))
+                 : "memory");
+  }
+}
+
+/// Adds a · b to d, for a [16, 16], b [16, 8] and d [16, 8], all in the layouts of mma.m16n8k16.
+__device__ inline void multiply_add(const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, float (&d)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // --- Tensor copies -------------------------------------------------------------------------------------------------
 // Coordinates are in elements, innermost first. Where a box exceeds the tensor, it reads zeros and writes nothing. One
 // thread issues a copy. Shared addresses are multiples of 128, or of 1024 with the 128-byte swizzle.

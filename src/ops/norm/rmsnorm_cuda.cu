@@ -8,6 +8,11 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kRowsPerBlock = 4;
+/// The longest rows that fit into the kernels' registers.
+constexpr std::int64_t kMaxLength = 32 * kWarp * kLanes;
+/// The most rows that get a block each, and its threads.
+constexpr std::int64_t kFewRows = 8;
+constexpr int kFewRowsThreads = 256;
 /// The number of blocks of the backward, two for each of Hopper's SMs. Each has a separate sum of d_w.
 constexpr std::int64_t kBackwardBlocks = 2 * 132;
 /// Limits for the threads of a backward block. A row gets as many threads as it needs. A block works on as many rows at
@@ -73,6 +78,56 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const For
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) w[i] = to_float(x[part].x[i]) * rstd * w[i];
     store_lanes(w, args.y + row * args.length + j);
+  }
+}
+
+/// Normalises one row per block. With few rows, as in decoding, what counts is how long one takes.
+template <typename T>
+__global__ void __launch_bounds__(kFewRowsThreads) few_rows_forward_kernel(const ForwardArgs<T> args) {
+  constexpr int kStep = kFewRowsThreads * kLanes, kParts = (kMaxLength + kStep - 1) / kStep;
+  __shared__ float sums[kFewRowsThreads / kWarp];
+  const std::int64_t row = blockIdx.x;
+  const int first = static_cast<int>(threadIdx.x) * kLanes;
+  Lanes<T, kLanes> x[kParts], delta[kParts], w[kParts];
+  let_next_kernel_begin();
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int j = first + part * kStep;
+    if (j < args.length && args.y != nullptr) w[part] = get_lanes<kLanes>(args.w + j);
+  }
+  wait_for_kernel_before();
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int j = first + part * kStep;
+    if (j >= args.length) continue;
+    x[part] = get_lanes<kLanes>(args.x + row * args.x_stride + j);
+    if (args.delta != nullptr) delta[part] = get_lanes<kLanes>(args.delta + row * args.length + j);
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int j = first + part * kStep;
+    if (j >= args.length) continue;
+    if (args.delta != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i)
+        x[part].x[i] = from_float<T>(to_float(x[part].x[i]) + to_float(delta[part].x[i]));
+      put_lanes(x[part], args.sum + row * args.length + j);
+    }
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) squares += to_float(x[part].x[i]) * to_float(x[part].x[i]);
+  }
+  const float rstd = 1.0f / sqrtf(sum_of_block(squares, sums) / static_cast<float>(args.length) + args.eps);
+  if (threadIdx.x == 0) args.rstd[row] = rstd;
+  if (args.y == nullptr) return;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int j = first + part * kStep;
+    if (j >= args.length) continue;
+    float y[kLanes];
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) y[i] = to_float(x[part].x[i]) * rstd * to_float(w[part].x[i]);
+    store_lanes(y, args.y + row * args.length + j);
   }
 }
 
@@ -309,9 +364,6 @@ void for_parts(std::int64_t length, Body&& body) {
   body(std::integral_constant<int, 32>{});
 }
 
-/// The longest rows that fit into the kernels' registers.
-constexpr std::int64_t kMaxLength = 32 * kWarp * kLanes;
-
 void forward(const Context& op, const Tensor& x_TN, const Tensor& delta_TN, const Tensor& w_N, float eps,
              const Tensor& sum_TN, const GemmOperand& y_TN, const Tensor& rstd_T) {
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
@@ -329,7 +381,9 @@ void forward(const Context& op, const Tensor& x_TN, const Tensor& delta_TN, cons
                               .num_rows = num_rows,
                               .length = length};
     const auto blocks = static_cast<unsigned>((num_rows + kRowsPerBlock - 1) / kRowsPerBlock);
-    if (lanes) {
+    if (lanes && num_rows <= kFewRows) {
+      launch_early(op, few_rows_forward_kernel<T>, static_cast<unsigned>(num_rows), kFewRowsThreads, 0, args);
+    } else if (lanes) {
       for_parts(length, [&](auto parts) {
         launch_early(op, forward_kernel<T, decltype(parts)::value>, blocks, kRowsPerBlock * kWarp, 0, args);
       });

@@ -21,7 +21,7 @@ struct MoeDecodeOperands {
 /// Assigns to out_TD the sum of x, the routed experts' output and that of the shared experts. The routed experts'
 /// output is the sum over a token's choices k, in their order, of weight_k · W2 · swiglu(W13 · y). x, y, the weights
 /// and `out` have one type, float32 or bfloat16. Hidden numbers, each expert's output and both sums of experts are
-/// rounded to it. Sums are in float32. On a GPU, choices of up to 8 tokens are not sorted. For one token the same
+/// rounded to it. Sums are in float32. On a GPU, choices of up to 4 tokens are not sorted. For one token the same
 /// kernels compute the shared experts.
 void moe_decode(const Context& context, const Tensor& x_TD, const Tensor& y_TD, const MoeDecodeOperands& experts,
                 const Tensor& out_TD);

@@ -6,6 +6,13 @@
 namespace tessera::cuda {
 namespace {
 
+/// The most tokens of these kernels. More of them share their experts' weights, and other kernels read those once.
+constexpr std::int64_t kMostTokens = 4;
+
+constexpr int kDownWarps = 8, kDownRows = 2;
+
+/// The hidden numbers are in parts of F numbers. The first parts are the shared experts', and the others are those of
+/// the tokens' choices.
 template <typename T>
 struct MoeDecodeArgs {
   const T *x, *y;                   // [T, D]
@@ -14,74 +21,86 @@ struct MoeDecodeArgs {
   const std::int32_t* ids;          // [T, K]
   const float* weights;             // [T, K]
   std::int64_t dim, hidden;         // D and F
-  int top_k, num_shared;            // K, and I / F or 0 if these kernels do not compute the shared experts
+  int num_choices, top_k;           // T · K, and K
+  int num_shared;                   // I / F, or 0 if these kernels do not compute the shared experts
+  int blocks_per_part;              // of up_kernel
   const T* shared;                  // [T, D]: the shared experts' output that is there already, or null
-  T* a;                             // [T, (num_shared + K) · F]: hidden numbers after SwiGLU
+  T* a;                             // [num_shared + T · K, F]: hidden numbers after SwiGLU
   T* out;                           // [T, D]
-
-  __device__ int num_parts() const { return num_shared + top_k; }
 };
 
-/// Computes a hidden number per warp, for part blockIdx.x of F numbers: part i of token t is t · num_parts + i. A
-/// token's first parts are of the shared experts, and the others of its choices. Choices of one expert are computed at
-/// about the same time, so the GPU's cache has its weights.
+/// Computes a hidden number per warp. The shared experts' blocks come first, since they need no choice: they load
+/// weights while this kernel waits. After them, neighbouring blocks are of different choices. So choices of one expert
+/// read its weights at about the same time.
 template <typename T>
 __global__ void __launch_bounds__(kDotsThreads, kDotsBlocks) up_kernel(const MoeDecodeArgs<T> args) {
-  const int t = static_cast<int>(blockIdx.x) / args.num_parts(), part = static_cast<int>(blockIdx.x) % args.num_parts();
-  const int choice = part - args.num_shared;  // negative for shared experts
-  const std::int64_t f = std::int64_t{blockIdx.y} * kDotsWarps + threadIdx.x / kWarp;
+  const int block = static_cast<int>(blockIdx.x), of_choices = block - args.num_shared * args.blocks_per_part;
+  const bool is_shared = of_choices < 0;
+  const int choice = is_shared ? 0 : of_choices % args.num_choices;
+  const int part = is_shared ? block / args.blocks_per_part : args.num_shared + choice;
+  const int block_of_part = is_shared ? block % args.blocks_per_part : of_choices / args.num_choices;
+  const std::int64_t f = std::int64_t{block_of_part} * kDotsWarps + threadIdx.x / kWarp;
   // This order matters: down_kernel reads the choices before its own wait. They are complete once this one waited.
   const auto wait = [] {
     wait_for_kernel_before();
     let_next_kernel_begin();
   };
-  if (choice >= 0) wait();
+  if (!is_shared) wait();
   if (f >= args.hidden) return;
-  const T* const of_part = choice < 0 ? args.shared_w13 + part * args.hidden * args.dim
-                                      : args.w13 + args.ids[t * args.top_k + choice] * 2 * args.hidden * args.dim;
-  const std::int64_t gate_rows = choice < 0 ? args.num_shared * args.hidden : args.hidden;
+  const T* const of_part = is_shared ? args.shared_w13 + part * args.hidden * args.dim
+                                     : args.w13 + args.ids[choice] * 2 * args.hidden * args.dim;
+  const std::int64_t gate_rows = is_shared ? args.num_shared * args.hidden : args.hidden;
   const T* const gate_D = of_part + f * args.dim;
   const T* const w[2] = {gate_D, gate_D + gate_rows * args.dim};
-  const T* const y[1] = {args.y + t * args.dim};
-  DotsOfWarp<T, 2> dots(w, args.dim);
-  if (choice < 0) wait();  // the shared experts' weights are on their way already
+  const T* const y[1] = {args.y + choice / args.top_k * args.dim};
+  DotsOfWarp<T, 2, 16 / sizeof(T)> dots(w, args.dim);
+  if (is_shared) wait();
   float h[2][1];
   dots.with(y, h);
   const float gate = rounded<T>(h[0][0]), up = rounded<T>(h[1][0]);
   if (threadIdx.x % kWarp != 0) return;
-  args.a[blockIdx.x * args.hidden + f] = from_float<T>(gate / (1.0f + expf(-gate)) * up);
+  args.a[part * args.hidden + f] = from_float<T>(gate / (1.0f + expf(-gate)) * up);
 }
 
-/// Computes number d of token blockIdx.x per warp.
+/// Computes kDownRows numbers of token blockIdx.x. Its parts are distributed over the block's warps.
 template <typename T>
-__global__ void __launch_bounds__(kDotsThreads, kDotsBlocks) down_kernel(const MoeDecodeArgs<T> args) {
-  const std::int64_t t = blockIdx.x, d = std::int64_t{blockIdx.y} * kDotsWarps + threadIdx.x / kWarp;
-  if (d >= args.dim) return;
+__global__ void __launch_bounds__(kDownWarps* kWarp, kDotsBlocks) down_kernel(const MoeDecodeArgs<T> args) {
+  extern __shared__ float products[];  // [num_shared + K, kDownRows]
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t token = blockIdx.x, d = std::int64_t{blockIdx.y} * kDownRows;
   let_next_kernel_begin();
-  // Returns the product of a row of weights with hidden numbers, which begin with those of a part.
-  const auto product = [&](const T* row, int part, std::int64_t length) {
-    const T* const w[1] = {row};
-    const T* const a[1] = {args.a + (t * args.num_parts() + part) * args.hidden};
-    DotsOfWarp<T, 1> dots(w, length);
+  for (int part = warp; part < args.num_shared + args.top_k; part += kDownWarps) {
+    const T* of_part = args.shared_w2 + part * args.hidden;
+    std::int64_t stride = args.num_shared * args.hidden, input = part;
+    if (part >= args.num_shared) {
+      input += token * args.top_k;
+      // A cache of the SM may still have other choices, since this kernel may not have waited.
+      of_part = args.w2 + __ldcg(args.ids + input - args.num_shared) * args.dim * args.hidden;
+      stride = args.hidden;
+    }
+    const T* w[kDownRows];
+#pragma unroll
+    for (int r = 0; r < kDownRows; ++r) w[r] = of_part + (d + r) * stride;
+    const T* const a[1] = {args.a + input * args.hidden};
+    DotsOfWarp<T, kDownRows> dots(w, args.hidden);
     wait_for_kernel_before();
-    float out[1][1];
-    dots.with(a, out);
-    return rounded<T>(out[0][0]);
-  };
+    float sums[kDownRows][1];
+    dots.with(a, sums);
+#pragma unroll
+    for (int r = 0; r < kDownRows; ++r) {
+      if (lane == r) products[part * kDownRows + r] = sums[r][0];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x >= kDownRows) return;
+  const std::int64_t i = token * args.dim + d + threadIdx.x;
   float shared = 0.0f, routed = 0.0f;
-  if (args.num_shared > 0) {
-    const std::int64_t length = args.num_shared * args.hidden;
-    shared = product(args.shared_w2 + d * length, 0, length);
-  }
+  for (int part = 0; part < args.num_shared; ++part) shared += products[part * kDownRows + threadIdx.x];
   for (int k = 0; k < args.top_k; ++k) {
-    // A cache of the SM may still have other choices, since this kernel may not have waited.
-    const std::int64_t expert = __ldcg(args.ids + t * args.top_k + k);
-    const float out = product(args.w2 + (expert * args.dim + d) * args.hidden, args.num_shared + k, args.hidden);
-    routed += args.weights[t * args.top_k + k] * out;
+    routed +=
+        args.weights[token * args.top_k + k] * rounded<T>(products[(args.num_shared + k) * kDownRows + threadIdx.x]);
   }
-  if (threadIdx.x % kWarp != 0) return;
-  const std::int64_t i = t * args.dim + d;
-  if (args.shared != nullptr) shared = to_float(args.shared[i]);
+  shared = args.shared != nullptr ? to_float(args.shared[i]) : rounded<T>(shared);
   args.out[i] = from_float<T>(to_float(args.x[i]) + (rounded<T>(routed) + shared));
 }
 
@@ -93,7 +112,7 @@ void moe_decode(const Context& op, const Tensor& x_TD, const Tensor& y_TD, const
   const bool has_shared = experts.shared_w2_DI.defined();
   const bool fits = dim % kLanes == 0 && hidden % kLanes == 0 && in_lanes(y_TD, experts.w13_E2FD, experts.w2_EDF) &&
                     (!has_shared || in_lanes(experts.shared_w13_2ID, experts.shared_w2_DI));
-  if (num_tokens > kFewRows || !fits) return moe_decode_by_operators(op, x_TD, y_TD, experts, out_TD);
+  if (num_tokens > kMostTokens || !fits) return moe_decode_by_operators(op, x_TD, y_TD, experts, out_TD);
   const ArenaScope scope(*op.arena);
   Tensor shared_TD;
   if (has_shared && num_tokens > 1) {
@@ -102,7 +121,8 @@ void moe_decode(const Context& op, const Tensor& x_TD, const Tensor& y_TD, const
   }
   const std::int64_t top_k = experts.expert_ids_TK.dim(1);
   const std::int64_t num_shared = has_shared && num_tokens == 1 ? experts.shared_w2_DI.dim(1) / hidden : 0;
-  const Tensor a = op.arena->allocate({num_tokens, (num_shared + top_k) * hidden}, y_TD.dtype());
+  const std::int64_t num_choices = num_tokens * top_k, num_parts = num_shared + num_choices;
+  const Tensor a = op.arena->allocate({num_parts, hidden}, y_TD.dtype());
   if (op.measuring() || num_tokens == 0) return;
   for_float_type(y_TD.dtype(), [&]<typename T>(T) {
     const MoeDecodeArgs<T> args{.x = numbers<const T>(x_TD),
@@ -115,14 +135,18 @@ void moe_decode(const Context& op, const Tensor& x_TD, const Tensor& y_TD, const
                                 .weights = numbers<const float>(experts.weights_TK),
                                 .dim = dim,
                                 .hidden = hidden,
+                                .num_choices = static_cast<int>(num_choices),
                                 .top_k = static_cast<int>(top_k),
                                 .num_shared = static_cast<int>(num_shared),
+                                .blocks_per_part = static_cast<int>(dots_blocks(hidden)),
                                 .shared = numbers<const T>(shared_TD),
                                 .a = numbers<T>(a),
                                 .out = numbers<T>(out_TD)};
-    const auto num_parts = static_cast<unsigned>(num_tokens * (num_shared + top_k));
-    launch_early(op, up_kernel<T>, dim3(num_parts, dots_blocks(hidden)), kDotsThreads, 0, args);
-    launch_early(op, down_kernel<T>, dim3(static_cast<unsigned>(num_tokens), dots_blocks(dim)), kDotsThreads, 0, args);
+    const auto up_blocks = static_cast<unsigned>(num_parts) * dots_blocks(hidden);
+    launch_early(op, up_kernel<T>, up_blocks, kDotsThreads, 0, args);
+    const dim3 down_blocks(static_cast<unsigned>(num_tokens), static_cast<unsigned>(dim / kDownRows));
+    const std::size_t shared_bytes = static_cast<std::size_t>(num_shared + top_k) * kDownRows * sizeof(float);
+    launch_early(op, down_kernel<T>, down_blocks, kDownWarps * kWarp, shared_bytes, args);
   });
 }
 

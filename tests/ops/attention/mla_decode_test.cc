@@ -45,7 +45,15 @@ TEST_P(MlaDecode, NewTokensAreNormalisedRotatedAndStored) {
   const std::vector<std::size_t> positions = {4, 1};
   for (const std::int64_t rope_dim : {std::int64_t{kRope}, std::int64_t{0}}) {
     const Tensor q = randoms({2, 2 * kHead}), cache = randoms({3, 5, kRow});
-    Doubles expected_q = doubles(q), expected = doubles(cache.reshape({15, kRow}));
+    const Tensor wkv_b = randoms({2 * (kHead - kRope + 3), kLatent}), q_latent = randoms({2, 2 * kLatent});
+    Doubles expected_q = doubles(q), expected = doubles(cache.reshape({15, kRow})), expected_latent(4 * kLatent);
+    for (std::size_t i = 0; i < expected_latent.size(); ++i) {
+      const std::size_t head = i / kLatent;  // of both tokens
+      for (std::size_t k = 0; k < kHead - kRope; ++k) {
+        const std::size_t row = head % 2 * (kHead - kRope + 3) + k;
+        expected_latent[i] += expected_q[head * kHead + k] * doubles(wkv_b)[row * kLatent + i % kLatent];
+      }
+    }
     for (std::size_t t = 0; t < 2; ++t) {
       Doubles row = doubles(kv_a.rows(static_cast<std::int64_t>(t), static_cast<std::int64_t>(t) + 1));
       double squares = 0.0;
@@ -65,6 +73,8 @@ TEST_P(MlaDecode, NewTokensAreNormalisedRotatedAndStored) {
                           .norm_weight_C = norm_weight,
                           .norm_eps = 0.01f,
                           .q = q,
+                          .wkv_b = wkv_b,
+                          .q_latent = q_latent,
                           .num_heads = 2,
                           .rope_dim = rope_dim,
                           .cos_PM = cos,
@@ -75,14 +85,15 @@ TEST_P(MlaDecode, NewTokensAreNormalisedRotatedAndStored) {
     prepare(1);
     EXPECT_LE(relative_error(cache.reshape({15, kRow}), expected), bound_for(dtype(), kForwardBound));
     EXPECT_LE(relative_error(q, expected_q), bound_for(dtype(), kForwardBound));
+    EXPECT_LE(relative_error(q_latent, expected_latent), bound_for(dtype(), kForwardBound));
     EXPECT_THROW(prepare(5), InternalError);
     expect_measured([&](const Context& op) { prepare_with(op, 1); });
   }
 }
 
-/// Returns one token's softmax-weighted sum, from the formula, in float64.
-Doubles reference(const MlaDecodeDims& dims, const Doubles& q, const Doubles& q_latent, const Doubles& cache,
-                  std::size_t num_positions) {
+/// Returns one token's output, from the formula, in float64.
+Doubles reference(const MlaDecodeDims& dims, const Doubles& q, const Doubles& q_latent, const Doubles& wkv_b,
+                  const Doubles& cache, std::size_t num_positions) {
   const auto latent = static_cast<std::size_t>(dims.dim_latent), rope = static_cast<std::size_t>(dims.dim_rope);
   const auto nope = static_cast<std::size_t>(dims.dim_nope), row = latent + rope;
   Doubles o;
@@ -96,10 +107,17 @@ Doubles reference(const MlaDecodeDims& dims, const Doubles& q, const Doubles& q_
       weights.push_back(std::exp(static_cast<double>(dims.scale) * score));
       total += weights.back();
     }
+    Doubles sums;
     for (std::size_t i = 0; i < latent; ++i) {
       double sum = 0.0;
       for (std::size_t p = 0; p < num_positions; ++p) sum += weights[p] / total * cache[p * row + i];
-      o.push_back(sum);
+      sums.push_back(sum);
+    }
+    const auto dim_v = static_cast<std::size_t>(dims.dim_v);
+    for (std::size_t v = 0; v < dim_v; ++v) {
+      const std::size_t w_row = h * (nope + dim_v) + nope + v;
+      o.push_back(0.0);
+      for (std::size_t i = 0; i < latent; ++i) o.back() += wkv_b[w_row * latent + i] * sums[i];
     }
   }
   return o;
@@ -111,38 +129,52 @@ TEST_P(MlaDecode, IsTheFormula) {
     std::int64_t positions;
   };
   const Shapes cases[] = {
-      {{.num_heads = 1, .dim_nope = 1, .dim_rope = 2, .dim_latent = 1, .scale = 1.0f}, 1},
-      {{.num_heads = 5, .dim_nope = 6, .dim_rope = 4, .dim_latent = 19, .scale = 0.7f}, 33},  // the heads leave a tail
-      {{.num_heads = 4, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .scale = 0.07f}, 70},
+      {{.num_heads = 1, .dim_nope = 1, .dim_rope = 2, .dim_latent = 1, .dim_v = 2, .scale = 1.0f}, 1},
+      {{.num_heads = 5, .dim_nope = 6, .dim_rope = 4, .dim_latent = 19, .dim_v = 5, .scale = 0.7f},
+       33},  // the heads leave a tail
+      {{.num_heads = 4, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .dim_v = 128, .scale = 0.07f}, 70},
       // The weights are nearly one-hot.
-      {{.num_heads = 3, .dim_nope = 4, .dim_rope = 2, .dim_latent = 40, .scale = 20.0f}, 50},
+      {{.num_heads = 3, .dim_nope = 4, .dim_rope = 2, .dim_latent = 40, .dim_v = 4, .scale = 20.0f}, 50},
   };
   for (const auto& [dims, positions] : cases) {
     const std::int64_t heads = dims.num_heads, row = dims.dim_latent + dims.dim_rope;
     const Tensor q = randoms({3, heads * (dims.dim_nope + dims.dim_rope)}),
                  q_latent = randoms({3, heads * dims.dim_latent});
-    const Tensor cache = randoms({2, positions, row}), o = randoms({3, heads * dims.dim_latent});
+    const Tensor cache = randoms({2, positions, row}), o = randoms({3, heads * dims.dim_v});
+    const Tensor wkv_b = randoms({heads * (dims.dim_nope + dims.dim_v), dims.dim_latent});
     const std::vector<std::int32_t> slots = {1, 0, 1};
     const std::vector<std::int32_t> at = {static_cast<std::int32_t>(positions - 1), 0,
                                           static_cast<std::int32_t>(positions / 2)};
     mla_decode(context(), dims,
-               {.q = q, .q_latent = q_latent, .cache_SPN = cache, .slot_T = ints(slots), .position_T = ints(at)}, o);
+               {.q = q,
+                .q_latent = q_latent,
+                .wkv_b = wkv_b,
+                .cache_SPN = cache,
+                .slot_T = ints(slots),
+                .position_T = ints(at)},
+               o);
     for (std::int64_t t = 0; t < 3; ++t) {
       const auto i = static_cast<std::size_t>(t);
       const Doubles expected = reference(dims, doubles(q.rows(t, t + 1)), doubles(q_latent.rows(t, t + 1)),
-                                         doubles(cache[slots[i]]), static_cast<std::size_t>(at[i]) + 1);
+                                         doubles(wkv_b), doubles(cache[slots[i]]), static_cast<std::size_t>(at[i]) + 1);
       EXPECT_LE(relative_error(o.rows(t, t + 1), expected), bound_for(dtype(), kForwardBound)) << "token " << t;
     }
   }
 }
 
 TEST_P(MlaDecode, PositionsOutsideTheCacheThrow) {
-  const MlaDecodeDims dims{.num_heads = 1, .dim_nope = 2, .dim_rope = 2, .dim_latent = 3, .scale = 1.0f};
-  const Tensor q = randoms({1, 4}), q_latent = randoms({1, 3}), cache = randoms({1, 6, 5}), o = randoms({1, 3});
+  const MlaDecodeDims dims{.num_heads = 1, .dim_nope = 2, .dim_rope = 2, .dim_latent = 3, .dim_v = 2, .scale = 1.0f};
+  const Tensor q = randoms({1, 4}), q_latent = randoms({1, 3}), wkv_b = randoms({4, 3});
+  const Tensor cache = randoms({1, 6, 5}), o = randoms({1, 2});
   const auto decode = [&](std::int32_t slot, std::int32_t position) {
-    mla_decode(
-        context(), dims,
-        {.q = q, .q_latent = q_latent, .cache_SPN = cache, .slot_T = ints({slot}), .position_T = ints({position})}, o);
+    mla_decode(context(), dims,
+               {.q = q,
+                .q_latent = q_latent,
+                .wkv_b = wkv_b,
+                .cache_SPN = cache,
+                .slot_T = ints({slot}),
+                .position_T = ints({position})},
+               o);
   };
   decode(0, 5);
   EXPECT_THROW(decode(0, 6), InternalError);
