@@ -99,7 +99,9 @@ __device__ inline void copy_row(const __nv_bfloat16* from, int first, int end, b
   }
 }
 
-/// Starts to copy rows [first, first + kTile) of a text, but for row `skipped`. Rows from `end` on are zeros.
+constexpr std::int64_t kNone = -1;
+
+/// Starts to copy rows [first, first + kTile) of a text, but for row `skipped` or kNone. Rows from `end` on are zeros.
 __device__ inline void load_tile(const Args& args, const __nv_bfloat16* text, std::int64_t first, std::int64_t end,
                                  std::int64_t skipped, __nv_bfloat16* tile) {
 #pragma unroll
@@ -269,7 +271,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Args args) {
   float sums[kMostColumns][2][4] = {};
   for (int stage = 0; first < end; first += step, stage = (stage + 1) % kStages) {
     const auto tile_of = [&](int s) { return shared.keys + s * kTile * args.pitch(); };
-    if (first + step < end) load_tile(args, text, first + step, end, end, tile_of((stage + 1) % kStages));
+    if (first + step < end) load_tile(args, text, first + step, end, kNone, tile_of((stage + 1) % kStages));
     __pipeline_commit();
     __pipeline_wait_prior(1);
     __syncthreads();
