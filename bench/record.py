@@ -58,6 +58,7 @@ SOURCES = {
     "attention": [*TABLE_SOURCES, "src/ops/attention/mla_attention_cuda.cu", "src/ops/attention/attention_kernels.*",
                   "src/ops/runtime/attention_library.*"],
     "bytes": [*TABLE_SOURCES, *KERNELS],
+    "decoding": [*KERNELS, "src/model/*.*", "src/generate/*", "src/ops/attention/mla_decode.h", "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
     "lab_dispatch": ["lab/*.cuh", "lab/dispatch/*"],
 }
@@ -127,6 +128,17 @@ def run_course(course):
     return log, lines
 
 
+def run_decoding(build):
+    """Times the next token of several texts. Returns the log and lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = pathlib.Path(folder) / "results.json"
+        log = run("bench_generate", [build / "bench/bench_generate", "--benchmark_filter=on_gpu",
+                                     f"--benchmark_out={results}", "--benchmark_out_format=json"])
+        timed = json.loads(results.read_text())["benchmarks"] if results.exists() else []
+    return log, [{"side": "ours", "table": "decoding", "name": "on_gpu", "shape": one["name"].split("/")[2],
+                  "ms": one["real_time"] / 1000, "bytes_per_second": one.get("bytes_per_second")} for one in timed]
+
+
 def make(args):
     build, tessera = args.build, args.build / "src/app/tessera"
     doctor = subprocess.run([tessera, "doctor"], check=True, capture_output=True, text=True).stdout
@@ -146,6 +158,10 @@ def make(args):
             log, measured = run_course(course)
             logs.append(log)
             lines += measured
+    if args.rounds > 0 and (build / "bench/bench_generate").exists():
+        log, measured = run_decoding(build)
+        logs.append(log)
+        lines += measured
     if args.rounds > 0:
         with tempfile.TemporaryDirectory() as folder:
             rows = pathlib.Path(folder) / "rows.jsonl"
@@ -281,6 +297,16 @@ def attention(record):
                  rows)
 
 
+def decoding(record):
+    ours, _ = sides(record)
+    rows = []
+    for texts in dict.fromkeys(shape for of, _, shape in ours.lines if of == "decoding"):
+        ms = ours.median("decoding", "on_gpu", texts, "ms")
+        rate = ours.median("decoding", "on_gpu", texts, "bytes_per_second")
+        rows.append([texts, number(ms, 3), number(1000 * int(texts) / ms), number(rate and rate / 1e12, 2)])
+    return table(["texts at a time", "ms", "tokens/s", "TB/s of weights"], rows)
+
+
 def of_bytes(record):
     ours, _ = sides(record)
     shapes = {}
@@ -295,6 +321,7 @@ def of_bytes(record):
 
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
+         "decoding": decoding,
          "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"), "lab_dispatch": course("dispatch", "GB/s")}
 
 

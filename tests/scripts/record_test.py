@@ -70,6 +70,18 @@ class Record(unittest.TestCase):
         self.assertNotIn("**Old**", self.page())
         self.assertEqual(record.check(self.root), [])
 
+    def test_times_of_decoding_are_in_the_record(self):
+        timed = [{"name": f"on_gpu/16B_8_layers/{texts}/iterations:400/real_time", "real_time": us} | rate
+                 for texts, us, rate in ((1, 632.0, {"bytes_per_second": 2.51e12}), (8, 1558.0, {}))]
+        program = self.root / "build/bench/bench_generate"
+        self.write("build/bench/bench_generate", "#!/bin/sh\nfor word; do case $word in --benchmark_out=*) cat > "
+                   f"${{word#*=}} <<'END'\n{json.dumps({'benchmarks': timed})}\nEND\n;; esac; done\n")
+        program.chmod(0o755)
+        log, lines = record.run_decoding(self.root / "build")
+        self.assertEqual(log["status"], 0)
+        self.assertEqual(record.decoding(self.record | {"lines": lines})[2:],
+                         ["| 1 | 0.632 | 1,582 | 2.51 |", "| 8 | 1.558 | 5,135 | - |"])
+
     def test_another_figure_fails(self):
         self.write("docs/performance.md", self.page().replace("600, 1.20", "700, 1.40"))
         self.fails("docs/performance.md:11: figures differ from their record; bench/record.py docs")
