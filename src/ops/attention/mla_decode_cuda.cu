@@ -48,7 +48,7 @@ struct NewTokens {
   }
 };
 
-/// Stores a token's latent and k_rope.
+/// Stores token t's normalised latent and its rotated k_rope, by a block.
 template <typename T>
 __device__ void store_new_token(const NewTokens<T>& tokens, std::int64_t t) {
   constexpr int kParts = kMaxRow / kThreads;
@@ -85,7 +85,7 @@ __device__ void store_new_token(const NewTokens<T>& tokens, std::int64_t t) {
   }
 }
 
-/// Of a token (blockIdx.y), block 0 stores the latent and k_rope. The others rotate a pair of its queries per thread.
+/// Of token t, block 0 stores the latent and k_rope. The others rotate a pair of its queries per thread.
 template <typename T>
 __device__ void prepare(const NewTokens<T>& tokens, unsigned block, std::int64_t t) {
   let_next_kernel_begin();

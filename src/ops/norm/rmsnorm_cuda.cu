@@ -1,6 +1,6 @@
 #include <cuda_pipeline.h>
 
-#include "ops/kit/reduce.cuh"
+#include "ops/kit/dots.cuh"
 #include "ops/norm/rmsnorm.h"
 #include "ops/quantize/tile_quantizer.cuh"
 
@@ -10,9 +10,7 @@ namespace {
 constexpr int kRowsPerBlock = 4;
 /// The longest rows that fit into the kernels' registers.
 constexpr std::int64_t kMaxLength = 32 * kWarp * kLanes;
-/// The most rows that get a block each, and its threads.
-constexpr std::int64_t kFewRows = 8;
-constexpr int kFewRowsThreads = 256;
+constexpr int kFewRowsThreads = 256;  // of each of up to kFewRows rows
 /// The number of blocks of the backward, two for each of Hopper's SMs. Each has a separate sum of d_w.
 constexpr std::int64_t kBackwardBlocks = 2 * 132;
 /// Limits for the threads of a backward block. A row gets as many threads as it needs. A block works on as many rows at
