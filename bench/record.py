@@ -158,11 +158,11 @@ def make(args):
             log, measured = run_course(course)
             logs.append(log)
             lines += measured
-    if args.rounds > 0 and (build / "bench/bench_generate").exists():
-        log, measured = run_decoding(build)
-        logs.append(log)
-        lines += measured
     if args.rounds > 0:
+        if (build / "bench/bench_generate").exists():
+            log, measured = run_decoding(build)
+            logs.append(log)
+            lines += measured
         with tempfile.TemporaryDirectory() as folder:
             rows = pathlib.Path(folder) / "rows.jsonl"
             logs.append(run("bench/gpu.py", [sys.executable, ROOT / "bench/gpu.py", "--tessera", tessera, "--python",

@@ -194,7 +194,7 @@ DECODING_MUTANTS = [
      "const bool exists = lane < count;", "const bool exists = true;", "ops/attention/mla_decode_cuda.cu",
      "MlaDecodeCuda.StoreAndDecode"),
     ("attention: blocks are merged without regard to their largest scores", "ops/attention/mla_decode_tiles.cuh",
-     "expf(of.largest - largest)", "1.0f", "ops/attention/mla_decode_cuda.cu", "MlaDecodeCuda.StoreAndDecode"),
+     "expf(of_block.largest - largest)", "1.0f", "ops/attention/mla_decode_cuda.cu", "MlaDecodeCuda.StoreAndDecode"),
 ]
 
 STEP_TEST, OPERATORS_TEST = "tests/step/test_step_cuda", "tests/ops/test_ops_cuda"

@@ -1,5 +1,6 @@
 #include "ops/attention/mla_decode.h"
 
+#include "ops/gemm/gemm.h"
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
 #include "tensor/dims.h"
@@ -62,6 +63,16 @@ void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDeco
   TESSERA_CHECK_TENSOR(operands.wkv_b, dtype, {heads * (dims.dim_nope + dims.dim_v), dims.dim_latent});
   TESSERA_CHECK_TENSOR(o, dtype, {num_tokens, heads * dims.dim_v});
   TESSERA_RUN(mla_decode, context, dims, operands, o);
+}
+
+void multiply_values(const Context& context, const MlaDecodeDims& dims, const Tensor& o_latent, const Tensor& wkv_b,
+                     const Tensor& o) {
+  batched_gemm(context, o_latent.columns(0, dims.dim_latent), wkv_b.rows(dims.dim_nope, dims.dim_nope + dims.dim_v),
+               /*transpose_b=*/true, o.columns(0, dims.dim_v),
+               {.count = dims.num_heads,
+                .step_a = dims.dim_latent,
+                .step_b = (dims.dim_nope + dims.dim_v) * dims.dim_latent,
+                .step_c = dims.dim_v});
 }
 
 }  // namespace tessera

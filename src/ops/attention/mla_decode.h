@@ -69,17 +69,8 @@ struct MlaDecodeOperands {
 /// bfloat16, p is rounded to it.
 void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o);
 
-/// Calls multiply(a, b, transpose_b, c, batch) with the operands of batched_gemm (ops/gemm/gemm.h) for o, from the sums
-/// of p · c [T, H · C].
-template <typename Multiply>
-void multiply_values(const MlaDecodeDims& dims, const Tensor& o_latent, const Tensor& wkv_b, const Tensor& o,
-                     Multiply&& multiply) {
-  multiply(o_latent.columns(0, dims.dim_latent), wkv_b.rows(dims.dim_nope, dims.dim_nope + dims.dim_v),
-           /*transpose_b=*/true, o.columns(0, dims.dim_v),
-           GemmBatch{.count = dims.num_heads,
-                     .step_a = dims.dim_latent,
-                     .step_b = (dims.dim_nope + dims.dim_v) * dims.dim_latent,
-                     .step_c = dims.dim_v});
-}
+/// Assigns to o [T, H · v] per head W_v times a part of o_latent [T, H · C].
+void multiply_values(const Context& context, const MlaDecodeDims& dims, const Tensor& o_latent, const Tensor& wkv_b,
+                     const Tensor& o);
 
 }  // namespace tessera

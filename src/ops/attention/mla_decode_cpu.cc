@@ -161,8 +161,7 @@ void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDeco
   const ArenaScope scope(*context.arena);
   const Tensor o_latent = context.arena->allocate({num_tokens, heads * dims.dim_latent}, dtype);
   sum_latents(context, dims, operands, o_latent);
-  multiply_values(dims, o_latent, operands.wkv_b, o,
-                  [&](const auto&... of_values) { tessera::batched_gemm(context, of_values...); });
+  multiply_values(context, dims, o_latent, operands.wkv_b, o);
 }
 
 }  // namespace tessera::cpu

@@ -10,13 +10,11 @@ constexpr int kMaxRow = 1024;  // numbers per position
 
 template <typename T>
 __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride, const T* k_rope,
-                                     std::int64_t rope_stride, const std::int32_t* slots, const std::int32_t* positions,
-                                     std::int64_t num_slots, std::int64_t num_positions, int num_latent, int num_rope,
+                                     std::int64_t rope_stride, const CachePlaces places, int num_latent, int num_rope,
                                      T* cache) {
-  const std::int64_t t = blockIdx.x, slot = slots[t], position = positions[t];
-  // A token outside the cache is skipped, because a GPU cannot throw.
-  if (slot < 0 || slot >= num_slots || position < 0 || position >= num_positions) return;
-  T* row = cache + (slot * num_positions + position) * (num_latent + num_rope);
+  const std::int64_t t = blockIdx.x;
+  if (!places.contain(t)) return;
+  T* row = cache + (places.first_row_of(t) + places.positions[t]) * (num_latent + num_rope);
   for (int i = threadIdx.x; i < num_latent + num_rope; i += kThreads) {
     row[i] = i < num_latent ? latent[t * latent_stride + i] : k_rope[t * rope_stride + i - num_latent];
   }
@@ -31,8 +29,7 @@ struct NewTokens {
   std::int64_t q_stride;
   int num_heads, head_dim, num_latent, num_rope, num_pairs;  // num_pairs: rotated per head, 0 or num_rope / 2
   const float *cos, *sin;
-  const std::int32_t *slots, *positions;
-  std::int64_t num_slots, num_positions;
+  CachePlaces places;
   T* cache;
 
   /// Rotates the pair at `from`, which is pair `i` of its head, for a position.
@@ -42,10 +39,6 @@ struct NewTokens {
     to[0] = from_float<T>(even * c - odd * s);
     to[1] = from_float<T>(odd * c + even * s);
   }
-
-  __device__ bool has_place(std::int64_t token) const {
-    return 0 <= slots[token] && slots[token] < num_slots && 0 <= positions[token] && positions[token] < num_positions;
-  }
 };
 
 /// Stores token t's normalised latent and its rotated k_rope, by a block.
@@ -53,9 +46,9 @@ template <typename T>
 __device__ void store_new_token(const NewTokens<T>& tokens, std::int64_t t) {
   constexpr int kParts = kMaxRow / kThreads;
   __shared__ float slots[kWarps];
-  const std::int64_t slot = tokens.slots[t], position = tokens.positions[t];
+  const std::int64_t position = tokens.places.positions[t];
   const T* const latent = tokens.kv_a + t * tokens.kv_a_stride;
-  T* const row = tokens.cache + (slot * tokens.num_positions + position) * (tokens.num_latent + tokens.num_rope);
+  T* const row = tokens.cache + (tokens.places.first_row_of(t) + position) * (tokens.num_latent + tokens.num_rope);
   float weights[kParts], numbers[kParts], squares = 0.0f;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
@@ -85,19 +78,19 @@ __device__ void store_new_token(const NewTokens<T>& tokens, std::int64_t t) {
   }
 }
 
-/// Of token t, block 0 stores the latent and k_rope. The others rotate a pair of its queries per thread.
+/// Block 0 of token t stores its latent and k_rope. Each thread of the token's other blocks rotates a pair of its
+/// queries.
 template <typename T>
 __device__ void prepare(const NewTokens<T>& tokens, unsigned block, std::int64_t t) {
   let_next_kernel_begin();
-  // A token outside the cache is skipped, because a GPU cannot throw.
-  if (!tokens.has_place(t)) return;
+  if (!tokens.places.contain(t)) return;
   if (block == 0) return store_new_token(tokens, t);
   const int pair = static_cast<int>((block - 1) * kThreads + threadIdx.x);
   if (pair >= tokens.num_heads * tokens.num_pairs) return;
   const int head = pair / tokens.num_pairs, i = pair % tokens.num_pairs;
   T* const at = tokens.q + t * tokens.q_stride + (head + 1) * tokens.head_dim - 2 * (tokens.num_pairs - i);
   wait_for_kernel_before();
-  tokens.rotate(at, tokens.positions[t], i, at);
+  tokens.rotate(at, tokens.places.positions[t], i, at);
 }
 
 template <typename T>
@@ -149,16 +142,15 @@ struct WarpSums {
 
 /// A block computes one token and head, for any type and sizes. Its warps take the positions in turn.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,
-                  const std::int32_t* positions, std::int64_t num_slots, std::int64_t num_positions, T* o_latent) {
+__global__ void __launch_bounds__(kThreads) decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent,
+                                                          const T* cache, const CachePlaces places, T* o_latent) {
   using Sums = WarpSums<T>;
   let_next_kernel_begin();
   wait_for_kernel_before();
   extern __shared__ float sums_of[];  // [kWarps][latent]
   __shared__ float largest[kWarps], totals[kWarps];
   const int warp = threadIdx.x / kWarp;
-  const std::int64_t t = blockIdx.x, head = blockIdx.y, slot = slots[t];
+  const std::int64_t t = blockIdx.x, head = blockIdx.y;
   const int num_latent = static_cast<int>(dims.dim_latent), row = num_latent + static_cast<int>(dims.dim_rope);
   const T* const of_latent = q_latent + (t * dims.num_heads + head) * num_latent;
   const T* const of_rope = q + (t * dims.num_heads + head) * (dims.dim_nope + dims.dim_rope) + dims.dim_nope;
@@ -168,9 +160,9 @@ __global__ void __launch_bounds__(kThreads)
     const int at = Sums::index(i);
     if (at < row) of_warp.query[i] = to_float(at < num_latent ? of_latent[at] : of_rope[at - num_latent]);
   }
-  const bool exists = 0 <= slot && slot < num_slots && positions[t] < num_positions;
-  for (std::int64_t p = warp; exists && p <= positions[t]; p += kWarps) {
-    of_warp.add(cache + (slot * num_positions + p) * row, row, dims.scale);
+  const std::int64_t end = places.num_positions_of(t);
+  for (std::int64_t p = warp; p < end; p += kWarps) {
+    of_warp.add(cache + (places.first_row_of(t) + p) * row, row, dims.scale);
   }
 #pragma unroll
   for (int i = 0; i < Sums::kCount; ++i) {
@@ -201,9 +193,8 @@ void store_latents(const Context& op, const Tensor& latent_TC, const Tensor& k_r
   for_float_type(latent_TC.dtype(), [&]<typename T>(T) {
     store_latents_kernel<T><<<static_cast<unsigned>(latent_TC.dim(0)), kThreads, 0, stream_of(op)>>>(
         numbers<const T>(latent_TC), latent_TC.stride(), numbers<const T>(k_rope_TR), k_rope_TR.stride(),
-        numbers<const std::int32_t>(slot_T), numbers<const std::int32_t>(position_T), cache_SPN.dim(0),
-        cache_SPN.dim(1), static_cast<int>(latent_TC.dim(1)), static_cast<int>(k_rope_TR.dim(1)),
-        numbers<T>(cache_SPN));
+        CachePlaces(slot_T, position_T, cache_SPN), static_cast<int>(latent_TC.dim(1)),
+        static_cast<int>(k_rope_TR.dim(1)), numbers<T>(cache_SPN));
   });
 }
 
@@ -212,10 +203,8 @@ void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Ten
   const std::int64_t num_tokens = tokens.kv_a.dim(0), num_pairs = tokens.rope_dim / 2;
   TESSERA_CHECK(tokens.kv_a.dim(1) <= kMaxRow, "{}", tokens.kv_a.dim(1));
   const bool few = tokens.absorb(is_few_rows);
-  if (op.measuring()) {
-    if (!few) tokens.absorb([&](const auto&... operands) { tessera::batched_gemm(op, operands...); });
-    return;
-  }
+  if (!few) tokens.absorb([&](const auto&... operands) { tessera::batched_gemm(op, operands...); });
+  if (op.measuring() || num_tokens == 0) return;
   for_float_type(tokens.kv_a.dtype(), [&]<typename T>(T) {
     const NewTokens<T> args{.kv_a = numbers<const T>(tokens.kv_a),
                             .norm_weight = numbers<const T>(tokens.norm_weight_C),
@@ -230,10 +219,7 @@ void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Ten
                             .num_pairs = static_cast<int>(num_pairs),
                             .cos = numbers<const float>(tokens.cos_PM),
                             .sin = numbers<const float>(tokens.sin_PM),
-                            .slots = numbers<const std::int32_t>(slot_T),
-                            .positions = numbers<const std::int32_t>(position_T),
-                            .num_slots = cache_SPN.dim(0),
-                            .num_positions = cache_SPN.dim(1),
+                            .places = CachePlaces(slot_T, position_T, cache_SPN),
                             .cache = numbers<T>(cache_SPN)};
     const std::int64_t query_blocks = (tokens.num_heads * num_pairs + kThreads - 1) / kThreads;
     const auto of_tokens = static_cast<unsigned>(num_tokens), per_token = static_cast<unsigned>(1 + query_blocks);
@@ -247,7 +233,6 @@ void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Ten
       });
     });
   });
-  if (!few) tokens.absorb([&](const auto&... operands) { tessera::batched_gemm(op, operands...); });
 }
 
 void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o) {
@@ -267,12 +252,10 @@ void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOpe
       const std::size_t shared_bytes = static_cast<std::size_t>(kWarps * dims.dim_latent) * sizeof(float);
       launch_early(op, decode_kernel<T>, grid, kThreads, shared_bytes, dims, numbers<const T>(operands.q),
                    numbers<const T>(operands.q_latent), numbers<const T>(cache),
-                   numbers<const std::int32_t>(operands.slot_T), numbers<const std::int32_t>(operands.position_T),
-                   cache.dim(0), cache.dim(1), numbers<T>(o_latent));
+                   CachePlaces(operands.slot_T, operands.position_T, cache), numbers<T>(o_latent));
     });
   }
-  multiply_values(dims, o_latent, operands.wkv_b, o,
-                  [&](const auto&... of_values) { tessera::batched_gemm(op, of_values...); });
+  multiply_values(op, dims, o_latent, operands.wkv_b, o);
 }
 
 }  // namespace tessera::cuda

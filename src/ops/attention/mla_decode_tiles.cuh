@@ -5,6 +5,7 @@
 
 #include <cuda_pipeline.h>
 
+#include "ops/attention/cache_places.cuh"
 #include "ops/attention/mla_decode.h"
 #include "ops/kit/dots.cuh"
 #include "ops/kit/ptx.cuh"
@@ -14,15 +15,15 @@ namespace tessera::cuda {
 namespace decode_tiles {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kHeads = 16;       // heads of a block
-constexpr int kTile = kWarp;     // positions that a block takes at a time: a lane weighs one
-constexpr int kMostBlocks = 32;  // that share a text's tiles
-constexpr int kStages = 2;       // tiles in shared memory
-constexpr int kPad = 8;          // after a row in shared memory: then 8 rows' 16 bytes are in different banks
-constexpr int kQuarters = 4;     // of a score's sum, a warp each
-constexpr int kAtOnce = 3;       // steps of a score whose numbers are loaded before the first is used
-constexpr int kColumns = 16;     // of the latent, which a warp adds up at a time
-constexpr int kMostColumns = 4;  // times kColumns: a warp's part of the latent
+constexpr int kHeads = 16;          // heads of a block
+constexpr int kTile = kWarp;        // positions that a block takes at a time: a lane weighs one
+constexpr int kMostBlocks = kWarp;  // that share a text's tiles: a lane merges one
+constexpr int kStages = 2;          // tiles in shared memory
+constexpr int kPad = 8;             // after a row in shared memory: then 8 rows' 16 bytes are in different banks
+constexpr int kQuarters = 4;        // of a score's sum, a warp each
+constexpr int kAtOnce = 3;          // steps of a score whose numbers are loaded before the first is used
+constexpr int kColumns = 16;        // of the latent, which a warp adds up at a time
+constexpr int kMostColumns = 4;     // times kColumns: a warp's part of the latent
 constexpr int kScorePitch = kTile + 4, kWeightPitch = kTile + kPad;
 
 /// Returns how far apart rows lie in shared memory.
@@ -39,8 +40,7 @@ struct Totals {
 struct Args {
   MlaDecodeDims dims;
   const __nv_bfloat16 *q, *q_latent, *cache, *wkv_b;
-  const std::int32_t *slots, *positions;
-  std::int64_t num_slots, num_positions;
+  CachePlaces places;
   int num_blocks;    // per text and kHeads heads
   float* sums;       // [T, H, num_blocks, C]: weighted latents, relative to exp(largest)
   Totals* totals;    // [T, H, num_blocks]
@@ -49,11 +49,6 @@ struct Args {
   __host__ __device__ int latent() const { return static_cast<int>(dims.dim_latent); }
   __device__ int row() const { return static_cast<int>(dims.dim_latent + dims.dim_rope); }
   __device__ int pitch() const { return pitch_of(dims); }
-  /// Returns the number of positions that a token attends to. It is 0 if it has no place in the cache.
-  __device__ std::int64_t end_of(std::int64_t token) const {
-    const std::int64_t slot = slots[token], position = positions[token];
-    return 0 <= slot && slot < num_slots && 0 <= position && position < num_positions ? position + 1 : 0;
-  }
   /// Returns the place of a block's sums and totals.
   __device__ std::int64_t part(std::int64_t token, std::int64_t head, int block) const {
     return (token * dims.num_heads + head) * num_blocks + block;
@@ -175,11 +170,7 @@ __device__ inline void weigh(const Args& args, const Shared& shared, std::int64_
     const bool exists = lane < count;
     score = exists ? score * args.dims.scale : -INFINITY;
     const Totals before = shared.totals[h];
-    float larger = fmaxf(before.largest, score);
-#pragma unroll
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      larger = fmaxf(larger, __shfl_xor_sync(kAllLanes, larger, lanes));
-    }
+    const float larger = max_of_warp(fmaxf(before.largest, score));
     const auto weight = from_float<__nv_bfloat16>(exists ? expf(score - larger) : 0.0f);
     shared.weights[h * kWeightPitch + lane] = weight;
     const float sum = sum_of_warp(to_float(weight));
@@ -253,9 +244,10 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Args args) {
   extern __shared__ __align__(16) std::byte memory[];
   let_next_kernel_begin();
   const Shared shared(memory, args.pitch());
-  const std::int64_t token = blockIdx.z, first_head = std::int64_t{blockIdx.y} * kHeads, end = args.end_of(token);
+  const std::int64_t token = blockIdx.z, first_head = std::int64_t{blockIdx.y} * kHeads;
+  const std::int64_t end = args.places.num_positions_of(token);
   const std::int64_t step = std::int64_t{args.num_blocks} * kTile;
-  const __nv_bfloat16* const text = args.cache + (end > 0 ? args.slots[token] : 0) * args.num_positions * args.row();
+  const __nv_bfloat16* const text = args.cache + args.places.first_row_of(token) * args.row();
   if (threadIdx.x < kHeads) shared.totals[threadIdx.x] = {-INFINITY, 0.0f};
   // The calls for earlier tokens stored all rows but the last. They are complete: a token's first kernels begin when
   // all work for the one in front has ended, because its number is copied to the GPU in between. So these rows are
@@ -282,7 +274,6 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Args args) {
     add_rows(args, shared, tile_of(stage), sums);
     __syncthreads();
   }
-  __syncthreads();
   store(args, shared, token, first_head, sums);
 }
 
@@ -317,27 +308,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const Args args) {
     sums_of[block] = exists ? *reinterpret_cast<const float2*>(from) : float2{};
   }
   if (warp == 0) {
-    Totals of_block[kMostBlocks / kWarp];
-    float largest = -INFINITY, total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kMostBlocks / kWarp; ++i) {
-      const int block = i * kWarp + lane;
-      of_block[i] = block < args.num_blocks ? args.totals[part + block] : Totals{-INFINITY, 0.0f};
-      largest = fmaxf(largest, of_block[i].largest);
-    }
-#pragma unroll
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, lanes));
-    }
-#pragma unroll
-    for (auto& of : of_block) {
-      // `largest` becomes the factor of the block's sums. A block without positions has 0.
-      of.largest = of.total == 0.0f ? 0.0f : expf(of.largest - largest);
-      total += of.total * of.largest;
-    }
-    total = sum_of_warp(total);
-#pragma unroll
-    for (int i = 0; i < kMostBlocks / kWarp; ++i) factors[i * kWarp + lane] = of_block[i].largest / total;
+    const Totals of_block = lane < args.num_blocks ? args.totals[part + lane] : Totals{-INFINITY, 0.0f};
+    const float largest = max_of_warp(of_block.largest);
+    // A block without positions has no part.
+    const float factor = of_block.total == 0.0f ? 0.0f : expf(of_block.largest - largest);
+    factors[lane] = factor / sum_of_warp(of_block.total * factor);
   }
   __syncthreads();
   if (at < args.latent()) {
@@ -375,10 +350,7 @@ inline void launch(const Context& op, const MlaDecodeDims& dims, const MlaDecode
                   .q_latent = numbers<const __nv_bfloat16>(operands.q_latent),
                   .cache = numbers<const __nv_bfloat16>(cache),
                   .wkv_b = numbers<const __nv_bfloat16>(operands.wkv_b),
-                  .slots = numbers<const std::int32_t>(operands.slot_T),
-                  .positions = numbers<const std::int32_t>(operands.position_T),
-                  .num_slots = cache.dim(0),
-                  .num_positions = cache.dim(1),
+                  .places = CachePlaces(operands.slot_T, operands.position_T, cache),
                   .num_blocks = static_cast<int>(num_blocks),
                   .sums = numbers<float>(sums),
                   .totals = static_cast<Totals*>(totals.raw()),

@@ -15,6 +15,13 @@ __device__ Number sum_of_warp(Number x) {
   return x;
 }
 
+/// Returns the largest of a warp's lanes in all of them. It ignores NaN.
+__device__ inline float max_of_warp(float x) {
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, lanes));
+  return x;
+}
+
 /// Returns the sum over a block's threads (whole warps) in all of them. `slots` has one number per warp in shared
 /// memory. It must not be used again before the next barrier.
 template <typename Number>

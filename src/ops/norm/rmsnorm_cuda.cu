@@ -28,8 +28,9 @@ struct ForwardArgs {
   std::int64_t num_rows, length;
 };
 
+/// Returns the statistic of a row whose squares have this sum.
 __device__ inline float rstd_of(float squares, std::int64_t length, float eps) {
-  return 1.0f / sqrtf(sum_of_warp(squares) / static_cast<float>(length) + eps);
+  return 1.0f / sqrtf(squares / static_cast<float>(length) + eps);
 }
 
 /// Normalises one row per warp. The row is in registers, kParts times 8 numbers per lane.
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const For
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) squares += to_float(x[part].x[i]) * to_float(x[part].x[i]);
   }
-  const float rstd = rstd_of(squares, args.length, args.eps);
+  const float rstd = rstd_of(sum_of_warp(squares), args.length, args.eps);
   if (first == 0) args.rstd[row] = rstd;
   if (args.y == nullptr) return;
 #pragma unroll
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kFewRowsThreads) few_rows_forward_kernel(const
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) squares += to_float(x[part].x[i]) * to_float(x[part].x[i]);
   }
-  const float rstd = 1.0f / sqrtf(sum_of_block(squares, sums) / static_cast<float>(args.length) + args.eps);
+  const float rstd = rstd_of(sum_of_block(squares, sums), args.length, args.eps);
   if (threadIdx.x == 0) args.rstd[row] = rstd;
   if (args.y == nullptr) return;
 #pragma unroll
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_scalar_kernel(co
   };
   float squares = 0.0f;
   for (std::int64_t j = threadIdx.x % kWarp; j < args.length; j += kWarp) squares += number(j) * number(j);
-  const float rstd = rstd_of(squares, args.length, args.eps);
+  const float rstd = rstd_of(sum_of_warp(squares), args.length, args.eps);
   if (threadIdx.x % kWarp == 0) args.rstd[row] = rstd;
   for (std::int64_t j = threadIdx.x % kWarp; j < args.length; j += kWarp) {
     const float value = number(j);

@@ -11,12 +11,6 @@ constexpr int kMaxExperts = 512;
 
 __device__ float excluded() { return -INFINITY; }
 
-__device__ float max_of_warp(float x) {
-#pragma unroll
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, lanes));
-  return x;
-}
-
 /// Returns an integer above 0 that grows with x. It is the same for 0 and -0.
 __device__ unsigned order_of(float x) {
   const unsigned bits = __float_as_uint(x + 0.0f);
