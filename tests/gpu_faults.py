@@ -3,10 +3,11 @@
 
     tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 400]
 
-A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank
-(killed, stopped, a step whose numbers are not finite). It must train on from a copy in memory, and must end with the
-losses and gradient norms of an undisturbed run, to the last bit, also in steps that were made twice. The script prints
-a line per run: the step with the fault, the steps that were made again, and the seconds until the run trained again.
+A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank. A
+rank that is killed or stopped must be replaced, and the run must train on from a copy in memory. A step in which a
+gradient is NaN once must be made again. Every run must end with the losses and gradient norms of an undisturbed one, to
+the last bit, also in steps that were made twice. The script prints a line per run: the step with the fault, the steps
+that were made again, and the seconds until the run trained again.
 Exits with status 1 if a run does not recover.
 """
 
@@ -62,11 +63,11 @@ def ranks_of(dump):
 class Run:
     """One `tessera launch` on this machine."""
 
-    def __init__(self, args, dataset, folder, mesh):
+    def __init__(self, args, dataset, folder, mesh, more_keys=None):
         self.dump, self.log = os.path.join(folder, "run"), os.path.join(folder, "run.log")
         os.makedirs(self.dump)
         keys = {**MODEL, **{key: args.ranks if value == "RANKS" else value for key, value in MESHES[mesh].items()},
-                "checkpoint.folder": os.path.join(folder, "checkpoint")}
+                "checkpoint.folder": os.path.join(folder, "checkpoint"), **(more_keys or {})}
         words = {word.split("=")[0]: word for word in train_arguments(dataset, self.dump, args.steps)[1:]}
         words.update({f"--{key}": f"--{key}={value}" for key, value in keys.items()})
         command = [args.tessera, "launch", "--ranks-per-node", str(args.ranks), "--", "train", *words.values()]
@@ -131,6 +132,21 @@ def hurt(args, dataset, mesh, fault, expected):
         return f"hurt at step {step}, {twice} steps made again, {again[0] - when:.1f} s | {run.incident()}"
 
 
+def replayed(args, dataset, mesh, expected):
+    """Returns a line about a run that has made a step again, because a gradient was NaN. Raises Missed otherwise."""
+    step = args.steps // 3
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(args, dataset, folder, mesh, {"debug.nan_at_step": step, "debug.nan_on_rank": args.ranks - 1})
+        run.end()
+        lines = [json.loads(line) for line in pathlib.Path(run.dump, "metrics.jsonl").read_text().splitlines()]
+        said = {line["step"]: line["repeated_for"] for line in lines if line.get("repeated_for")}
+        if list(said) != [step]:
+            raise Missed(f"steps that were made again: {said}, expected: {step}")
+        if losses(run.dump) != expected or run.follower.attempt != 1:
+            raise Missed(f"attempt {run.follower.attempt}, or other losses than those of the undisturbed run")
+        return f"step {step} made again | {said[step]}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tessera", required=True)
@@ -145,9 +161,10 @@ def main():
         for mesh in args.only.split(","):
             try:
                 expected = undisturbed(args, dataset, mesh)
-                for fault in FAULTS:
+                for fault in (*FAULTS, "nan"):
                     try:
-                        text = hurt(args, dataset, mesh, fault, expected)
+                        text = (replayed(args, dataset, mesh, expected) if fault == "nan"
+                                else hurt(args, dataset, mesh, fault, expected))
                     except Missed as missed:
                         failed, text = 1, f"MISSED: {missed}"
                     print(f"{mesh} | {fault} | {text}", flush=True)

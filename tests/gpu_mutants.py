@@ -2,11 +2,13 @@
 """Shows that the GPU's gradient tests notice kernels that scale or add up wrongly, and exchanges that are missing.
 
     tests/gpu_mutants.py BUILD [--of gradients|meshes|decoding] [--only PART] [--jobs N]
+    tests/gpu_mutants.py BUILD [...] --make FOLDER    # only builds the mutants' test programs, without a GPU
+    tests/gpu_mutants.py BUILD [...] --made FOLDER    # tests these programs, without a compiler
 
 Each mutant changes one line of a source. The script compiles that source beside the build's objects and links it with
 them. The case of CudaGradients that runs the kernel must then fail, of GradientsOnGpus for meshes, or an operator's
-test for decoding. The sources and the build do not change. The script needs a GPU and a build with these tests. It
-prints a line per mutant, and fails if a mutant passes its test.
+test for decoding. The sources and the build do not change. Tests need a GPU. The script prints a line per mutant, and
+fails if a mutant passes its test.
 """
 
 import argparse
@@ -250,18 +252,52 @@ def of_unity(source, commands, target):
     sys.exit(f"no command compiles src/{source}")
 
 
-def make(mutant, test, number, build, commands, scratch):
-    """Builds the test program with the mutant, and returns the program's path."""
-    _, changed, before, after, source, _ = mutant
-    copy, made, program = (scratch / f"{number}.{what}" for what in ("src", "o", "test"))
+def make(mutant, test, build, commands, scratch, program):
+    """Builds the test program with the mutant, without symbols. Returns the mutant's description."""
+    what, changed, before, after, source, _ = mutant
+    copy, made = (scratch / f"{program.name}.{end}" for end in ("src", "o"))
     shutil.copytree(ROOT / "src", copy)
     path = copy / changed
     path.write_text(path.read_text().replace(before, after))
-    command = commands.get(str(ROOT / "src" / source)) or of_unity(source, commands, scratch / f"{number}.cxx")
+    command = commands.get(str(ROOT / "src" / source)) or of_unity(source, commands, scratch / f"{program.name}.cxx")
     command = command.replace(str(ROOT / "src"), str(copy))
     must(re.sub(r" -o \S+", f" -o {made}", command), build)
     must(link_command(test, build, made, program), build)
-    return program
+    must(f"strip {program}", build)
+    shutil.rmtree(copy)
+    return what
+
+
+def make_all(mutants, test, build, jobs):
+    """Builds the programs of the mutants, which are given by program."""
+    commands = {one["file"]: one["command"] for one in json.loads((build / "compile_commands.json").read_text())}
+    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        made = [pool.submit(make, mutant, test, build, commands, pathlib.Path(scratch), program)
+                for program, mutant in mutants.items()]
+        for one in made:
+            print(f"made: {one.result()}", file=sys.stderr, flush=True)
+
+
+def test_all(mutants, test, case, build):
+    """Tests the programs of the mutants, which are given by program, and returns how many are noticed."""
+    # A case that fails without a mutant would notice everything.
+    for name in sorted({mutant[-1] for mutant in mutants.values()}):
+        status, said = run(f"{test} --gtest_filter={case.format(name)}", build)
+        if status != 0 or "[       OK ]" not in said:
+            sys.exit(f"{name} does not pass without a mutant\n{said}")
+
+    def test_one(program, mutant):
+        return run(f"{program} --gtest_filter={case.format(mutant[-1])}", build)
+
+    num_noticed = 0
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for mutant, (status, said) in zip(mutants.values(), pool.map(test_one, mutants, mutants.values())):
+            # A test that fails says which parameters are wrong. A program that ends in another way has shown nothing.
+            noticed = status == 1 and "[  FAILED  ]" in said
+            num_noticed += noticed
+            print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutant[0]} ({mutant[-1]}): "
+                  f"{said.count('Failure')} bounds", flush=True)
+    return num_noticed
 
 
 def main():
@@ -270,36 +306,26 @@ def main():
     parser.add_argument("--of", choices=KINDS, default="gradients", help="what the mutants change")
     parser.add_argument("--only", default="", help="mutants whose description has this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
+    parser.add_argument("--make", type=pathlib.Path, metavar="FOLDER", help="only build the programs, into this folder")
+    parser.add_argument("--made", type=pathlib.Path, metavar="FOLDER", help="test the programs that --make built there")
     args = parser.parse_args()
 
     if problems():
         sys.exit("\n".join(problems()))
     build = args.build.resolve()
-    commands = {one["file"]: one["command"] for one in json.loads((build / "compile_commands.json").read_text())}
-    all_mutants, test_program, case = KINDS[args.of]
-    mutants = [mutant for mutant in all_mutants if args.only in mutant[0]]
-    survivors = 0
-    with (tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool,
-          concurrent.futures.ThreadPoolExecutor(4) as tests):
-        programs = [pool.submit(make, mutant, test_program, number, build, commands, pathlib.Path(folder))
-                    for number, mutant in enumerate(mutants)]
-
-        def test(program, mutant):
-            return run(f"{program.result()} --gtest_filter={case.format(mutant[-1])}", build)
-
-        # A case that fails without a mutant would notice everything.
-        for name in sorted({mutant[-1] for mutant in mutants}):
-            status, said = run(f"{test_program} --gtest_filter={case.format(name)}", build)
-            if status != 0 or "[       OK ]" not in said:
-                sys.exit(f"{name} does not pass without a mutant\n{said}")
-        for mutant, (status, said) in zip(mutants, tests.map(test, programs, mutants)):
-            # A test that fails says which parameters are wrong. A program that ends in another way has shown nothing.
-            noticed = status == 1 and "[  FAILED  ]" in said
-            survivors += not noticed
-            print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutant[0]} ({mutant[-1]}): "
-                  f"{said.count('Failure')} bounds", flush=True)
-    print(f"{len(mutants) - survivors} of {len(mutants)} mutants noticed")
-    sys.exit(1 if survivors or not mutants else 0)
+    all_mutants, test, case = KINDS[args.of]
+    with tempfile.TemporaryDirectory() as own:
+        folder = (args.make or args.made or pathlib.Path(own)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        mutants = {folder / f"{args.of}.{number}": mutant for number, mutant in enumerate(all_mutants)
+                   if args.only in mutant[0]}
+        if not args.made:
+            make_all(mutants, test, build, args.jobs)
+        if args.make:
+            return
+        num_noticed = test_all(mutants, test, case, build)
+    print(f"{num_noticed} of {len(mutants)} mutants noticed")
+    sys.exit(num_noticed < len(mutants) or not mutants)
 
 
 if __name__ == "__main__":
