@@ -7,9 +7,9 @@
 
 `make` runs the GPU's test suites, the tables of bench/gpu.py with PyTorch's beside (--python: one that has it), and the
 laboratory's courses, if `make -C lab` has built them. It writes bench/records/DATE-GPU.json.gz with machine, libraries,
-commit, hashes of the sources' code, logs and every measured line. --mutants also runs tests/gpu_mutants.py. With a
-folder it tests the programs there, which `gpu_mutants.py --make` built from the same sources. --sanitizer [FILTER] also
-runs tests/compute_sanitizer.sh.
+commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs tests/gpu_mutants.py.
+With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same sources. --sanitizer
+[FILTER] also runs tests/compute_sanitizer.sh.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -149,11 +149,10 @@ def make(args):
     date = datetime.date.today().isoformat()
     logs = [run_suite(build, suite) for suite in args.suites.split(",")
             if (build / f"tests/{suite}/test_{suite}_cuda").exists()]
-    if args.mutants is not None:
-        made = ["--made", args.mutants] if args.mutants else []
-        for kind in ("gradients", "decoding", *(["meshes"] if "GPU 1" in machine else [])):
-            logs.append(run(f"gpu_mutants.py --of {kind}",
-                            [sys.executable, ROOT / "tests/gpu_mutants.py", build, "--of", kind, *made]))
+    for kind in filter(None, args.mutants.split(",")):
+        made = ["--made", args.made] if args.made else []
+        logs.append(run(f"gpu_mutants.py --of {kind}",
+                        [sys.executable, ROOT / "tests/gpu_mutants.py", build, "--of", kind, *made]))
     if args.sanitizer:
         logs.append(run("compute_sanitizer.sh", [ROOT / "tests/compute_sanitizer.sh", build, args.sanitizer]))
     lines = []
@@ -456,8 +455,9 @@ def main():
     maker.add_argument("--python", default=sys.executable, help="one that has PyTorch")
     maker.add_argument("--rounds", type=int, default=2, help="of the tables; 0 leaves tables and steps out")
     maker.add_argument("--suites", default=",".join(SUITES), help="which to run, in this order; GTEST_FILTER applies")
-    maker.add_argument("--mutants", nargs="?", const="", metavar="FOLDER",
-                       help="with tests/gpu_mutants.py; of a folder: with the programs that it built there")
+    maker.add_argument("--mutants", nargs="?", const="gradients,decoding", default="", metavar="KIND,...",
+                       help="with tests/gpu_mutants.py, by default of what one GPU runs")
+    maker.add_argument("--made", metavar="FOLDER", help="the mutants' programs are already here")
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
     commands.add_parser("docs", help="writes the docs' figures anew from their records")
     commands.add_parser("check", help="fails where they differ from their records")

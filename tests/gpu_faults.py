@@ -54,9 +54,9 @@ def ranks_of(dump):
             continue
         if f"--job.dump_folder={dump}".encode() not in words or b"train" not in words[1:2]:
             continue
-        for word in environment:
-            if word.startswith(b"OMPI_COMM_WORLD_RANK="):
-                found[int(word.split(b"=")[1])] = int(entry)
+        # A run of one rank has no mpirun, and no such variable.
+        rank = next((word.split(b"=")[1] for word in environment if word.startswith(b"OMPI_COMM_WORLD_RANK=")), 0)
+        found[int(rank)] = int(entry)
     return found
 
 
