@@ -39,27 +39,30 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORDS = "bench/records"
 SUITES = ("ops", "step", "ep", "comm", "generate")
 
-# The figures of a part depend on these sources.
+# The figures of a part depend on these sources, without those behind "!".
 TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/bench/gpu_bench.*", "src/app/bench/gpu_tables*"]
 KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh",
            "src/ops/attention/attention_kernels.*", "src/ops/gemm/*.h", "src/ops/gemm/*gemm.cc", "src/ops/gemm/sm*/*",
            "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
+TRAINING_KERNELS = [*KERNELS, "!src/ops/*/mla_decode*", "!src/ops/*/moe_decode*", "!src/ops/*/cache_places.cuh"]
 MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 SOURCES = {
     "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/comm/counted_exchange.*", "src/comm/registered_memory.*",
                "src/ep/*.h", "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*",
                "src/device/cuda*", "src/generate/*", "src/ops/attention/mla_decode.h", "src/ops/kit/call_stream.*",
                "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h",
-               "tests/step/mesh_gradients.h", "tests/step/text_gradients.h", "tests/ep/whole_calls.h", "tests/comm/gin_plugin.cc"],
-    "steps": [*KERNELS, *MODEL, "bench/gpu.py"],
+               "tests/step/mesh_gradients.h", "tests/step/text_gradients.h", "tests/ep/whole_calls.h",
+               "tests/comm/gin_plugin.cc"],
+    "steps": [*TRAINING_KERNELS, *MODEL, "bench/gpu.py"],
     "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/gemm/grouped_gemm_cuda.cu",
                 "src/ops/gemm/quantized_gemm_cuda.cu",
                 "src/ops/kit/ptx.cuh", "src/ops/gemm/sm90/*"],
     "gemm": [*TABLE_SOURCES, "src/ops/gemm/gemm_cuda.cu", "src/ops/runtime/libraries.*"],
     "attention": [*TABLE_SOURCES, "src/ops/attention/mla_attention_cuda.cu", "src/ops/attention/attention_kernels.*",
                   "src/ops/runtime/attention_library.*"],
-    "bytes": [*TABLE_SOURCES, *KERNELS],
-    "decoding": [*KERNELS, "src/model/*.*", "src/generate/*", "src/ops/attention/mla_decode.h", "bench/generate_bench.cc"],
+    "bytes": [*TABLE_SOURCES, *TRAINING_KERNELS],
+    "decoding": [*KERNELS, "src/model/*.*", "src/generate/*", "src/ops/attention/mla_decode.h",
+                 "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
     "lab_dispatch": ["lab/*.cuh", "lab/dispatch/*"],
 }
@@ -86,9 +89,17 @@ def code_of(path):
     return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
+def is_of(path, globs):
+    """Returns whether the globs choose a source."""
+    path = pathlib.PurePath(path)
+    return (any(path.match(glob) for glob in globs if glob[0] != "!")
+            and not any(path.match(glob[1:]) for glob in globs if glob[0] == "!"))
+
+
 def hashes(root, globs):
     """Returns the hashes of the sources' code, by path."""
-    paths = {path for pattern in globs for path in root.glob(pattern) if path.is_file() and path.suffix != ".pyc"}
+    paths = {path for pattern in globs if pattern[0] != "!" for path in root.glob(pattern)
+             if path.is_file() and path.suffix != ".pyc" and is_of(path.relative_to(root), globs)}
     return {str(path.relative_to(root)): hashlib.sha256(code_of(path).encode()).hexdigest()[:16]
             for path in sorted(paths)}
 
@@ -174,7 +185,8 @@ def make(args):
     torch = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
                            text=True)
     record = {"date": date, "machine": machine, "torch": torch.stdout.strip(), "rounds": args.rounds,
-              "sources": hashes(ROOT, {glob for globs in SOURCES.values() for glob in globs}), "logs": logs,
+              "sources": hashes(ROOT, {glob for globs in SOURCES.values() for glob in globs if glob[0] != "!"}),
+              "logs": logs,
               "lines": lines}
     gpu = re.search(r"[A-Z]+\d+", machine["GPU 0"]).group().lower()
     name = free = f"{date}-{gpu}"
@@ -351,8 +363,7 @@ class Pages:
         return self.records[name]
 
     def is_old(self, record, part):
-        measured = {path: one for path, one in record["sources"].items()
-                    if any(pathlib.PurePath(path).match(glob) for glob in SOURCES[part])}
+        measured = {path: one for path, one in record["sources"].items() if is_of(path, SOURCES[part])}
         return hashes(self.root, SOURCES[part]) != measured
 
     def block(self, path, name, part):
@@ -455,7 +466,7 @@ def main():
     maker.add_argument("--python", default=sys.executable, help="one that has PyTorch")
     maker.add_argument("--rounds", type=int, default=2, help="of the tables; 0 leaves tables and steps out")
     maker.add_argument("--suites", default=",".join(SUITES), help="which to run, in this order; GTEST_FILTER applies")
-    maker.add_argument("--mutants", nargs="?", const="gradients,decoding", default="", metavar="KIND,...",
+    maker.add_argument("--mutants", nargs="?", const="gradients,operators", default="", metavar="KIND,...",
                        help="with tests/gpu_mutants.py, by default of what one GPU runs")
     maker.add_argument("--made", metavar="FOLDER", help="the mutants' programs are already here")
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")

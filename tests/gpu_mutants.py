@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Shows that the GPU's gradient tests notice kernels that scale or add up wrongly, and exchanges that are missing.
 
-    tests/gpu_mutants.py BUILD [--of gradients|meshes|decoding] [--only PART] [--jobs N]
+    tests/gpu_mutants.py BUILD [--of gradients|meshes|operators] [--only PART] [--jobs N]
     tests/gpu_mutants.py BUILD [...] --make FOLDER    # only builds the mutants' test programs, without a GPU
     tests/gpu_mutants.py BUILD [...] --made FOLDER    # tests these programs, without a compiler
 
 Each mutant changes one line of a source. The script compiles that source beside the build's objects and links it with
 them. The case of CudaGradients that runs the kernel must then fail, of GradientsOnGpus for meshes, or an operator's
-test for decoding. The sources and the build do not change. Tests need a GPU. The script prints a line per mutant, and
-fails if a mutant passes its test.
+test. The sources and the build do not change. Tests need a GPU. The script prints a line per mutant, and fails if a
+mutant passes its test.
 """
 
 import argparse
@@ -128,14 +128,16 @@ MESH_MUTANTS = [
     ("tensor parallelism: the last norm's gradient is not summed", "model/head.cc",
      "reduce_scatter(context, TokenSet::kMicroBatch, d_y_TD, name)", "context.local_rows(d_y_TD)", "model/head.cc",
      "tp2_fp8_blockwise"),
-    ("passes in turns: a call does not wait for its operands", "ops/kit/call_stream.cc",
-     "call_.cuda->stream().wait(before_);", "{}", "ops/kit/call_stream.cc", "ep2_in_turns_direct_bfloat16"),
-    ("passes in turns: what follows a call does not wait for it", "ops/kit/call_stream.cc", "main_->wait(end);", "",
-     "ops/kit/call_stream.cc", "ep2_in_turns_direct_bfloat16"),
 ]
 
-# These change operators of decoding. The operators' tests must fail.
-DECODING_MUTANTS = [
+# These change operators of decoding, and streams. The operators' tests must fail.
+OPERATOR_MUTANTS = [
+    ("a call does not wait for its operands", "ops/kit/call_stream.cc", "call_.cuda->stream().wait(before_);", "{}",
+     "ops/kit/call_stream.cc", "CallStreamCuda.ComesBehindWhatWasBeforeAndBeforeWhatFollows"),
+    ("what follows a call does not wait for it", "ops/kit/call_stream.cc", "main_->wait(end);", "",
+     "ops/kit/call_stream.cc", "CallStreamCuda.ComesBehindWhatWasBeforeAndBeforeWhatFollows"),
+    ("a call does not wait for what ran beside the one before", "ops/kit/call_stream.cc", "call.wait(beside_done_);",
+     "{}", "ops/kit/call_stream.cc", "CallStreamCuda.GoesOnWithTheCallBefore"),
     ("products of few rows do not wait for the rows", "ops/gemm/few_rows.cuh",
      "dots(columns, product.k);\n  wait_for_kernel_before();", "dots(columns, product.k);", "ops/gemm/gemm_cuda.cu",
      "GemmCuda.OfFewRowsThatComeLate"),
@@ -203,13 +205,13 @@ STEP_TEST, OPERATORS_TEST = "tests/step/test_step_cuda", "tests/ops/test_ops_cud
 # Of each kind: the mutants, the test program, and the filter that chooses a mutant's case.
 KINDS = {"gradients": (MUTANTS, STEP_TEST, "*CudaGradients*/{}"),
          "meshes": (MESH_MUTANTS, STEP_TEST, "*GradientsOnGpus*/{}"),
-         "decoding": (DECODING_MUTANTS, OPERATORS_TEST, "{}")}
+         "operators": (OPERATOR_MUTANTS, OPERATORS_TEST, "{}")}
 
 
 def problems():
     """Returns the mutants that no longer fit the sources. `make test` expects none."""
     found = []
-    for what, changed, before, _, source, _ in MUTANTS + MESH_MUTANTS + DECODING_MUTANTS:
+    for what, changed, before, _, source, _ in MUTANTS + MESH_MUTANTS + OPERATOR_MUTANTS:
         for path in (changed, source):
             if not (ROOT / "src" / path).exists():
                 found.append(f"{what}: no src/{path}")

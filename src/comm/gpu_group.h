@@ -72,8 +72,8 @@ class GpuGroup {
   Fence receive(const Tensor& x, int from, const std::string& title);
 
   /// Prepares all_to_all_counted() for tensors of up to `num_bytes`, which takes twice the memory of the other ranks'
-  /// parts. All ranks must call it together, once, before the first such operation. Returns whether NCCL can do it
-  /// here. If any rank gets false, all ranks must call close_counted().
+  /// parts. All ranks must call it together, before the first such operation, and not while it is open. Returns
+  /// whether NCCL can do it here. If any rank gets false, all ranks must call close_counted().
   bool open_counted(std::size_t num_bytes);
   void close_counted() { counted_ = nullptr; }
   bool is_open_for_counted() const;

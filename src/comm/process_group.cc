@@ -620,13 +620,17 @@ void ProcessGroup::open_counted(std::size_t num_bytes) {
   float num_open = gpu_->open_counted(num_bytes) ? 1.0f : 0.0f;
   all_reduce(Tensor(&num_open, {1}, DType::kFloat32, Device::kCpu), "connections for counted rows").wait();
   if (num_open == static_cast<float>(size())) return;
-  gpu_->close_counted();
+  close_counted();
   if (world_rank(rank()) == 0) {
     spdlog::warn(
         "{}: NCCL has no device-initiated network (GIN) here, or another version than this program was built "
         "with; so GPUs send each other whole parts of all-to-alls",
         axis_);
   }
+}
+
+void ProcessGroup::close_counted() {
+  if (gpu_ != nullptr) gpu_->close_counted();
 }
 
 Work ProcessGroup::start_all_to_all(const std::vector<std::span<std::byte>>& in_P,

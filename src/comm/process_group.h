@@ -100,8 +100,11 @@ class ProcessGroup {
   Work all_to_all_counted(const Tensor& in, const Tensor& num_sent_P, const Tensor& out, const Tensor& num_received_P,
                           std::string_view name);
   /// Takes memory on a GPU for all_to_all_counted() of tensors of up to `num_bytes`: twice the parts of the other
-  /// ranks. All ranks must call it together, once, before the first such operation. Does nothing on CPUs.
+  /// ranks. All ranks must call it together, before the first such operation. Does nothing on CPUs.
   void open_counted(std::size_t num_bytes);
+  /// Gives the memory back. All ranks must call it together. Graphs that have recorded such an operation must not run
+  /// any more.
+  void close_counted();
   /// Copies x of rank `root` to x of all ranks.
   Work broadcast(const Tensor& x, int root, std::string_view name);
   /// The largest tag of a message. Tags begin at 0. Messages with the same tag arrive in the order in which they were

@@ -30,7 +30,13 @@ std::size_t DomainExchange::window_bytes() const {
 }
 
 void DomainExchange::allocate() {
-  if (window_bytes() > 0) across_.open_counted(static_cast<std::size_t>(num_domains()) * part_bytes());
+  if (window_bytes() == 0) return;
+  across_.open_counted(static_cast<std::size_t>(num_domains()) * part_bytes());
+  is_open_ = true;
+}
+
+DomainExchange::~DomainExchange() {
+  if (is_open_) across_.close_counted();
 }
 
 DomainExchangeSaved DomainExchange::allocate_saved(const Context& op, const TokenRouting& chosen) const {

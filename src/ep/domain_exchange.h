@@ -40,6 +40,10 @@ class DomainExchange {
   /// and must outlive this.
   DomainExchange(const DispatchOptions& options, int num_ranks, ProcessGroup& across)
       : options_(options), num_ranks_(num_ranks), across_(across) {}
+  /// Gives back what allocate() has taken. All ranks must do so together, as with the dispatcher's windows.
+  ~DomainExchange();
+  DomainExchange(const DomainExchange&) = delete;
+  DomainExchange& operator=(const DomainExchange&) = delete;
 
   /// Returns the options of the dispatcher within a domain.
   DispatchOptions options_within() const;
@@ -93,6 +97,7 @@ class DomainExchange {
   DispatchOptions options_;
   int num_ranks_;  // P
   ProcessGroup& across_;
+  bool is_open_ = false;  // across_, for counted rows
   Turns* turns_ = nullptr;
 };
 

@@ -105,6 +105,14 @@ class Record(unittest.TestCase):
             record.write_docs(self.root)
             self.assertNotIn("**Old**", self.page())
 
+    def test_kernels_of_decoding_do_not_change_steps(self):
+        kernels = {"src/ops/attention/mla_decode_cuda.cu", "src/ops/attention/rope_cuda.cu"}
+        for kernel in kernels:
+            self.write(kernel, "new\n")
+        self.assertEqual(record.hashes(self.root, record.SOURCES["steps"]).keys() & kernels,
+                         {"src/ops/attention/rope_cuda.cu"})
+        self.assertEqual(record.hashes(self.root, record.SOURCES["suites"]).keys() & kernels, kernels)
+
     def test_other_sources_do_not(self):
         self.write("src/ops/attention/rope_cuda.cu", "new\n")
         self.assertEqual(record.check(self.root), [])

@@ -174,6 +174,7 @@ __device__ inline void weigh(const Args& args, const Shared& shared, std::int64_
     const auto weight = from_float<__nv_bfloat16>(exists ? expf(score - larger) : 0.0f);
     shared.weights[h * kWeightPitch + lane] = weight;
     const float sum = sum_of_warp(to_float(weight));
+    __syncwarp();  // all lanes have read the totals
     if (lane != 0) continue;
     const float factor = before.total == 0.0f ? 0.0f : expf(before.largest - larger);
     shared.totals[h] = {larger, before.total * factor + sum};
