@@ -9,7 +9,7 @@
 laboratory's courses, if `make -C lab` has built them. It writes bench/records/DATE-GPU.json.gz with machine, libraries,
 commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs tests/gpu_mutants.py.
 With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same sources. --sanitizer
-[FILTER] also runs tests/compute_sanitizer.sh.
+[FILTER] also runs tests/compute_sanitizer.sh. --gpus PART,... also runs these parts of bench/gpus.py.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -46,13 +46,13 @@ KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh"
            "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
 TRAINING_KERNELS = [*KERNELS, "!src/ops/*/mla_decode*", "!src/ops/*/moe_decode*", "!src/ops/*/cache_places.cuh"]
 MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
+COMMUNICATION = ["src/comm/gpu_*", "src/comm/counted_exchange.*", "src/comm/registered_memory.*", "src/ep/*.h",
+                 "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*"]
 SOURCES = {
-    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/comm/counted_exchange.*", "src/comm/registered_memory.*",
-               "src/ep/*.h", "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*",
-               "src/device/cuda*", "src/generate/*", "src/ops/attention/mla_decode.h", "src/ops/kit/call_stream.*",
-               "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h",
-               "tests/step/mesh_gradients.h", "tests/step/text_gradients.h", "tests/ep/whole_calls.h",
-               "tests/comm/gin_plugin.cc"],
+    "suites": [*KERNELS, *MODEL, *COMMUNICATION, "src/device/cuda*", "src/generate/*",
+               "src/ops/attention/mla_decode.h", "src/ops/kit/call_stream.*", "tests/*/*cuda*", "tests/ops/*/*cuda*",
+               "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h", "tests/step/mesh_gradients.h",
+               "tests/step/text_gradients.h", "tests/ep/whole_calls.h", "tests/comm/gin_plugin.cc"],
     "steps": [*TRAINING_KERNELS, *MODEL, "bench/gpu.py"],
     "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/gemm/grouped_gemm_cuda.cu",
                 "src/ops/gemm/quantized_gemm_cuda.cu",
@@ -61,12 +61,15 @@ SOURCES = {
     "attention": [*TABLE_SOURCES, "src/ops/attention/mla_attention_cuda.cu", "src/ops/attention/attention_kernels.*",
                   "src/ops/runtime/attention_library.*"],
     "bytes": [*TABLE_SOURCES, *TRAINING_KERNELS],
+    "gpus_cells": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "bench/gpus.py", "bench/gpu.py"],
+    "gpus_dispatch": [*COMMUNICATION, "src/ops/kit/*.cuh", "src/ops/quantize/*", "bench/ep_gpu_bench.cc"],
     "decoding": [*KERNELS, "src/model/*.*", "src/generate/*", "src/ops/attention/mla_decode.h",
                  "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
     "lab_dispatch": ["lab/*.cuh", "lab/dispatch/*"],
 }
 COURSES = ("grouped_gemm", "dispatch")
+TABLES = ("bench/gpu.py", "bench/gpus.py")  # scripts that print tables
 
 
 # --- Making a record ------------------------------------------------------------------------------------------------
@@ -151,6 +154,18 @@ def run_decoding(build):
                   "ms": one["real_time"] / 1000, "bytes_per_second": one.get("bytes_per_second")} for one in timed]
 
 
+def run_gpus(build, tessera, parts, seconds):
+    """Runs parts of bench/gpus.py. Returns the log and lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = pathlib.Path(folder) / "rows.jsonl"
+        log = run("bench/gpus.py", [sys.executable, ROOT / "bench/gpus.py", "--tessera", tessera, "--bench",
+                                    build / "bench/bench_ep_gpu", "--only", parts, "--seconds", str(seconds),
+                                    "--json", rows])
+        measured = json_lines(rows.read_text() if rows.exists() else "")
+    return log, [{"side": "ours", "table": "gpus", "name": each["name"], "shape": ""} | row
+                 for each in measured for row in each["rows"]]
+
+
 def make(args):
     build, tessera = args.build, args.build / "src/app/tessera"
     doctor = subprocess.run([tessera, "doctor"], check=True, capture_output=True, text=True).stdout
@@ -182,6 +197,10 @@ def make(args):
             logs.append(run("bench/gpu.py", [sys.executable, ROOT / "bench/gpu.py", "--tessera", tessera, "--python",
                                              args.python, "--peers", "--rounds", str(args.rounds), "--json", rows]))
             lines += json_lines(rows.read_text() if rows.exists() else "")
+    if args.gpus:
+        log, measured = run_gpus(build, tessera, args.gpus, args.seconds)
+        logs.append(log)
+        lines += measured
     torch = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
                            text=True)
     record = {"date": date, "machine": machine, "torch": torch.stdout.strip(), "rounds": args.rounds,
@@ -198,7 +217,7 @@ def make(args):
     path.write_bytes(gzip.compress(json.dumps(record, indent=1).encode(), mtime=0))
     print(path)
     # A missed bound of speed is a figure, too. A failed test is not.
-    sys.exit(any(log["status"] != 0 for log in logs if log["name"] != "bench/gpu.py"))
+    sys.exit(any(log["status"] != 0 for log in logs if log["name"] not in TABLES))
 
 
 # --- Figures of a record, as Markdown -------------------------------------------------------------------------------
@@ -229,7 +248,7 @@ def suites(record):
         return [f"`{log['name']}`", *counts, f"{log['seconds']:.0f}"]
 
     return table(["", "passed", "failed", "skipped", "s"],
-                 [row(log) for log in record["logs"] if log["name"] != "bench/gpu.py"])
+                 [row(log) for log in record["logs"] if log["name"] not in TABLES])
 
 
 def course(name, unit):
@@ -308,8 +327,8 @@ def attention(record):
         a = both(ours)
         beside = [both(torch), both(torch, "attention core")]
         rows.append([shape, number(a), *(f"{number(b)}, {number(b / a if a and b else None, 2)}" for b in beside)])
-    return table(["forward + backward, µs, and as a multiple of ours", "ours", "cuDNN through PyTorch", "of joined keys"],
-                 rows)
+    titles = ["forward + backward, µs, and as a multiple of ours", "ours", "cuDNN through PyTorch", "of joined keys"]
+    return table(titles, rows)
 
 
 def decoding(record):
@@ -320,6 +339,38 @@ def decoding(record):
         rate = ours.median("decoding", "on_gpu", texts, "bytes_per_second")
         rows.append([texts, number(ms, 3), number(1000 * int(texts) / ms), number(rate and rate / 1e12, 2)])
     return table(["texts at a time", "ms", "tokens/s", "TB/s of weights"], rows)
+
+
+def gpus(record, part):
+    """Returns the lines of a part of bench/gpus.py."""
+    return [line for line in record["lines"] if line["table"] == "gpus" and line["name"].startswith(part)]
+
+
+def gpus_cells(record):
+    lines = gpus(record, "cells ")
+    base = next((line["tokens_per_s_per_rank"] for line in lines if "bf16 standard forced" in line["name"]), None)
+    rows = []
+    for line in lines:
+        _, precision, backend, router, setting = line["name"].split(" ", 4)
+        tokens = line["tokens_per_s_per_rank"]
+        rows.append([f"`{precision}`, `{backend}`, {router}", setting, number(tokens), number(line["step_ms"], 1),
+                     number(100 * line["mfu"], 1), number(tokens / base if base and router == "forced" else None, 3),
+                     f"{line['loss_first']:.3f}, {line['loss_last']:.3f}"])
+    return table(["16B, router", "setting", "tokens/s per GPU", "ms", "MFU, %", "of bf16 over standard",
+                  "first and last loss"], rows)
+
+
+def gpus_dispatch(record):
+    """Returns the table of dispatch and combine: µs, GB/s of all copies, and in brackets of those to other GPUs."""
+    lines = gpus(record, "dispatch ")
+    calls = list(dict.fromkeys(line["call"] for line in lines))
+    rows = {}
+    for line in lines:
+        of = (line["name"].removeprefix("dispatch "), line["payload"], str(line["sms"]))
+        rows.setdefault(of, {})[line["call"]] = (f"{number(line['microseconds'])}, {number(line['gb_per_s'])} "
+                                                 f"({number(line['gb_per_s_to_others'])})")
+    return table(["shape", "payload", "SMs", *calls],
+                 [[*of, *(cells.get(call, "") for call in calls)] for of, cells in rows.items()])
 
 
 def of_bytes(record):
@@ -336,7 +387,7 @@ def of_bytes(record):
 
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
-         "decoding": decoding,
+         "decoding": decoding, "gpus_cells": gpus_cells, "gpus_dispatch": gpus_dispatch,
          "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"), "lab_dispatch": course("dispatch", "GB/s")}
 
 
@@ -470,6 +521,8 @@ def main():
                        help="with tests/gpu_mutants.py, by default of what one GPU runs")
     maker.add_argument("--made", metavar="FOLDER", help="the mutants' programs are already here")
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
+    maker.add_argument("--gpus", default="", metavar="PART,...", help="with these parts of bench/gpus.py")
+    maker.add_argument("--seconds", type=int, default=0, help="that bench/gpus.py may take; 0: as long as it takes")
     commands.add_parser("docs", help="writes the docs' figures anew from their records")
     commands.add_parser("check", help="fails where they differ from their records")
     args = parser.parse_args()

@@ -7,6 +7,7 @@ import pathlib
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
@@ -81,6 +82,32 @@ class Record(unittest.TestCase):
         self.assertEqual(log["status"], 0)
         self.assertEqual(record.decoding(self.record | {"lines": lines})[2:],
                          ["| 1 | 0.632 | 1,582 | 2.51 |", "| 8 | 1.558 | 5,135 | - |"])
+
+    def test_parts_of_several_gpus_are_in_the_record(self):
+        def cell(name, tokens):
+            return {"name": name, "key": [4], "rows": [{"tokens_per_s_per_rank": tokens, "step_ms": 700.0, "mfu": 0.5,
+                                                        "loss_first": 12.02, "loss_last": 11.3}]}
+
+        call = {"sms": 24, "payload": "bf16", "call": "dispatch", "microseconds": 638.0, "gb_per_s": 330.0,
+                "gb_per_s_to_others": 247.5}
+        measured = [cell("cells bf16 standard forced batch=2 recompute=none", 20000.0),
+                    cell("cells bf16 direct forced batch=2 recompute=none", 25000.0),
+                    cell("cells bf16 direct real batch=1 recompute=full", 15000.0),
+                    {"name": "dispatch 16B", "key": [], "rows": [call, call | {"call": "combine", "sms": 16}]}]
+        (self.root / "bench").mkdir(exist_ok=True)
+        script = self.root / "bench/gpus.py"  # writes the rows where --json says
+        script.write_text("import sys\nopen(sys.argv[-1], 'w').write(" + repr("".join(
+            json.dumps(each) + "\n" for each in measured)) + ")\n")
+        with mock.patch.object(record, "ROOT", self.root):
+            log, lines = record.run_gpus(self.root, "tessera", "cells,dispatch", 60)
+        self.assertEqual(log["status"], 0)
+        self.assertEqual(record.gpus_cells({"lines": lines})[2:], [
+            "| `bf16`, `standard`, forced | batch=2 recompute=none | 20,000 | 700.0 | 50.0 | 1.000 | 12.020, 11.300 |",
+            "| `bf16`, `direct`, forced | batch=2 recompute=none | 25,000 | 700.0 | 50.0 | 1.250 | 12.020, 11.300 |",
+            "| `bf16`, `direct`, real | batch=1 recompute=full | 15,000 | 700.0 | 50.0 | - | 12.020, 11.300 |"])
+        self.assertEqual(record.gpus_dispatch({"lines": lines}), [
+            "| shape | payload | SMs | dispatch | combine |", "| --- | --- | --- | --- | --- |",
+            "| 16B | bf16 | 24 | 638, 330 (248) |  |", "| 16B | bf16 | 16 |  | 638, 330 (248) |"])
 
     def test_another_figure_fails(self):
         self.write("docs/performance.md", self.page().replace("600, 1.20", "700, 1.40"))
