@@ -8,6 +8,12 @@
 #include "base/median.h"
 
 namespace tessera {
+namespace {
+
+// After a pause, the clock of a GPU at its power limit takes this long to fall.
+constexpr std::chrono::milliseconds kSettling{300};
+
+}  // namespace
 
 bool take_durations_of_replay(std::span<cuda::KernelRun> runs) {
   const auto first = std::ranges::find_if(runs, [](const cuda::KernelRun& run) { return run.region >= 0; });
@@ -35,6 +41,7 @@ RandomSteps::RandomSteps(TrainingStep& step, const JobConfig& config, const Mesh
       random_(static_cast<std::uint64_t>(config.debug.seed),
               stream_of(fmt::format("bench.tokens.{}", mesh.data_rank()))),
       vocab_size_(static_cast<double>(config.model.args.vocab_size)),
+      is_alone_(mesh.degrees.num_ranks() == 1),
       batches_(step.max_started()),
       tokens_(static_cast<std::size_t>(config.micro_batch_size() * (config.training.seq_len + 1))) {
   for (std::vector<Batch>& of_step : batches_) {
@@ -56,16 +63,25 @@ void RandomSteps::start() {
   step_.start(++num_started_, of_step);
 }
 
+void RandomSteps::start_settled() {
+  const auto begin = std::chrono::steady_clock::now();
+  start();
+  while (is_alone_ && std::chrono::steady_clock::now() - begin < kSettling) {
+    start();
+    step_.finish();
+  }
+}
+
 RandomSteps::Timed RandomSteps::time_once() {
   StepRecord record;
   Timed timed;
   if (step_.device() == Device::kCuda) {
-    start();
+    start_settled();
     start();
     const auto begin = step_.finish().ended;
     timed.step_seconds = std::chrono::duration<double>(step_.finish().ended - begin).count();
     cuda::KernelProfile profile;
-    start();
+    start_settled();
     step_.set_record(&record);
     start();
     step_.set_record(nullptr);

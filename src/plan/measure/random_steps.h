@@ -38,17 +38,21 @@ class RandomSteps {
     double step_seconds = 0.0;
   };
   /// Makes steps, and returns the median of each time. On a GPU, whose kernels CUPTI times, a step is timed, and then
-  /// its operators in another one, as graphs if steps are. Each comes after a step that keeps the GPU busy. No step may
-  /// have been started. Operands are those of the first step: with the standard backend on CPUs, steps differ in the
-  /// rows of experts. Throws Error if there is no CUPTI.
+  /// its operators in another one, as graphs if steps are. Each comes after steps that keep the GPU busy until its
+  /// clock is that of a long run. No step may have been started. Operands are those of the first step: with the
+  /// standard backend on CPUs, steps differ in the rows of experts. Throws Error if there is no CUPTI.
   Timed time_operators(int num_steps);
 
  private:
+  /// Starts a step, and before it makes others until a GPU's clock has settled. Ranks that train together make one step
+  /// only, because they must make the same number.
+  void start_settled();
   Timed time_once();
 
   TrainingStep& step_;
   Philox random_;
   double vocab_size_;
+  bool is_alone_;  // no other rank takes part in the steps
   std::uint64_t num_drawn_ = 0;
   std::int64_t num_started_ = 0;
   std::vector<std::vector<Batch>> batches_;  // of the steps that may be started
