@@ -108,7 +108,7 @@ MUTANTS = [
      "mxfp8_output"),
 ]
 
-# These drop one exchange between ranks. Cases of GradientsOnGpus must fail. They need two GPUs.
+# These drop or damage one exchange between ranks. Cases of GradientsOnGpus must fail. They need two GPUs.
 MESH_MUTANTS = [
     ("FSDP: a unit's gradients are not summed", "params/unit_slots.cc",
      "bucket.unit != slot.unit || !table_->sharded(bucket)",
@@ -128,6 +128,14 @@ MESH_MUTANTS = [
     ("tensor parallelism: the last norm's gradient is not summed", "model/head.cc",
      "reduce_scatter(context, TokenSet::kMicroBatch, d_y_TD, name)", "context.local_rows(d_y_TD)", "model/head.cc",
      "tp2_fp8_blockwise"),
+    ("context parallelism: gathered keys stay in the order of ranks", "model/token_exchange.cc",
+     "return tokens == TokenSet::kSequences && context", "return tokens != TokenSet::kSequences && context",
+     "model/token_exchange.cc", "cp2_bfloat16"),
+    ("expert parallelism: the weights' gradients are not sent back", "ep/backends/standard_dispatcher.cc",
+     'd_weights = from_experts(returned, back, saved, "weights\' gradients");', "",
+     "ep/backends/standard_dispatcher.cc", "ep2_bfloat16"),
+    ("direct expert parallelism: sums lose their weights", "ep/direct/direct_sums.cu", "fmaf(weight, to_float",
+     "fmaf(1.0f, to_float", "ep/direct/direct_sums.cu", "ep2_direct_bfloat16"),
 ]
 
 # These change operators of decoding, and streams. The operators' tests must fail.
