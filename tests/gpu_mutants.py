@@ -6,9 +6,9 @@
     tests/gpu_mutants.py BUILD [...] --made FOLDER    # tests these programs, without a compiler
 
 Each mutant changes one line of a source. The script compiles that source beside the build's objects and links it with
-them. The case of CudaGradients that runs the kernel must then fail, of GradientsOnGpus for meshes, or an operator's
-test. The sources and the build do not change. Tests need a GPU. The script prints a line per mutant, and fails if a
-mutant passes its test.
+them. The named test must then fail: a case of CudaGradients, for meshes one of GradientsOnGpus, or an operator's test.
+The sources and the build do not change. Tests need a GPU, and those of meshes need two. The script prints a line per
+mutant, and fails if a mutant passes its test.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -168,6 +169,9 @@ OPERATOR_MUTANTS = [
      "wait_for_kernel_before();\n    let_next_kernel_begin();",
      "let_next_kernel_begin();\n    wait_for_kernel_before();", "ops/routing/moe_decode_cuda.cu",
      "MoeDecodeCuda.OfTokensOrChoicesThatComeLate"),
+    ("experts: the second kernel does not wait for the first", "ops/routing/moe_decode_cuda.cu",
+     "dots(w, args.hidden);\n    wait_for_kernel_before();", "dots(w, args.hidden);", "ops/routing/moe_decode_cuda.cu",
+     "MoeDecodeCuda.AsOnTheCpu"),
     ("experts: all choices have the first one's weight", "ops/routing/moe_decode_cuda.cu",
      "args.weights[token * args.top_k + k] *", "args.weights[token * args.top_k] *", "ops/routing/moe_decode_cuda.cu",
      "MoeDecodeCuda.AsOnTheCpu"),
@@ -185,6 +189,9 @@ OPERATOR_MUTANTS = [
      "ops/attention/mla_decode_cuda.cu", "MlaDecodeCuda.NewTokensAreMadeReadyAsOnTheCpu"),
     ("new tokens: the kernel does not wait for the one in front", "ops/attention/mla_decode_cuda.cu",
      "wait_for_kernel_before();\n#pragma unroll", "#pragma unroll", "ops/attention/mla_decode_cuda.cu",
+     "MlaDecodeCuda.NewTokensThatComeLate"),
+    ("new tokens: queries are rotated too early", "ops/attention/mla_decode_cuda.cu",
+     "wait_for_kernel_before();\n  tokens.rotate(at,", "tokens.rotate(at,", "ops/attention/mla_decode_cuda.cu",
      "MlaDecodeCuda.NewTokensThatComeLate"),
     ("new tokens: heads have their neighbours' W_k", "ops/attention/mla_decode_cuda.cu",
      "block % blocks_per_head, block / blocks_per_head", "block % blocks_per_head, block / blocks_per_head / 2 * 2",
@@ -206,7 +213,11 @@ OPERATOR_MUTANTS = [
      "const bool exists = lane < count;", "const bool exists = true;", "ops/attention/mla_decode_cuda.cu",
      "MlaDecodeCuda.StoreAndDecode"),
     ("attention: blocks are merged without regard to their largest scores", "ops/attention/mla_decode_tiles.cuh",
-     "expf(of_block.largest - largest)", "1.0f", "ops/attention/mla_decode_cuda.cu", "MlaDecodeCuda.StoreAndDecode"),
+     "rescaling(of_block.total, of_block.largest, largest)", "of_block.total == 0.0f ? 0.0f : 1.0f",
+     "ops/attention/mla_decode_cuda.cu", "MlaDecodeCuda.StoreAndDecode"),
+    ("attention: the parts are merged too early", "ops/attention/mla_decode_tiles.cuh",
+     "dots(w, args.latent());\n  wait_for_kernel_before();", "dots(w, args.latent());",
+     "ops/attention/mla_decode_cuda.cu", "MlaDecodeCuda.StoreAndDecode"),
 ]
 
 STEP_TEST, OPERATORS_TEST = "tests/step/test_step_cuda", "tests/ops/test_ops_cuda"
@@ -231,9 +242,16 @@ def problems():
 
 
 def run(command, folder, seconds=600):
-    done = subprocess.run(command, shell=True, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=seconds)
-    return done.returncode, done.stdout
+    """Returns the command's exit status, or None if it was ended after that time, and what it printed."""
+    # In a group of its own, so that the shell's programs end with it.
+    running = subprocess.Popen(command, shell=True, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, start_new_session=True)
+    try:
+        said, _ = running.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        return None, f"no end within {seconds} s\n{running.communicate()[0]}"
+    return running.returncode, said
 
 
 def must(command, folder):
@@ -305,8 +323,8 @@ def test_all(mutants, test, case, build):
             # A test that fails says which parameters are wrong. A program that ends in another way has shown nothing.
             noticed = status == 1 and "[  FAILED  ]" in said
             num_noticed += noticed
-            print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutant[0]} ({mutant[-1]}): "
-                  f"{said.count('Failure')} bounds", flush=True)
+            how = f"{said.count('Failure')} bounds" if noticed else f"exit status {status}"
+            print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutant[0]} ({mutant[-1]}): {how}", flush=True)
     return num_noticed
 
 

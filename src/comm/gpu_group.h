@@ -71,9 +71,10 @@ class GpuGroup {
   Fence send(const Tensor& x, int to, const std::string& title);
   Fence receive(const Tensor& x, int from, const std::string& title);
 
-  /// Prepares all_to_all_counted() for tensors of up to `num_bytes`, which takes twice the memory of the other ranks'
-  /// parts. All ranks must call it together, before the first such operation, and not while it is open. Returns
-  /// whether NCCL can do it here. If any rank gets false, all ranks must call close_counted().
+  /// Prepares all_to_all_counted() for tensors of up to `num_bytes`. It allocates two buffers for the other ranks'
+  /// parts, (size - 1) / size of that each. All ranks must call it together, before the first such operation, and not
+  /// while it is open. Returns whether NCCL can do it here. If any rank gets false, all ranks must call
+  /// close_counted().
   bool open_counted(std::size_t num_bytes);
   void close_counted() { counted_ = nullptr; }
   bool is_open_for_counted() const;

@@ -2,9 +2,9 @@
 //
 // The P ranks of an expert-parallel group are cut into N domains of L ranks. The ranks of a domain, which is a node for
 // instance, reach each other's memory. EP rank r = domain · L + place. A token crosses once to each domain that has
-// one of its experts, by an all-to-all of the ranks with one place. The dispatcher within the domain then brings it to
-// the ranks of its experts. For that dispatcher, a rank has the M = N·t tokens that came, and there are E/N experts.
-// Sums come back the same way.
+// one of its experts, by an all-to-all among the ranks that have the same place. The dispatcher within the domain then
+// brings it to the ranks of its experts. For that dispatcher, a rank has the M = N·t tokens that came, and there are
+// E/N experts. Sums come back the same way.
 //
 // The device computes which tokens go where (ep/domain_plan.h). Expert ids and weights cross with their tokens. What is
 // sent has a part of t places per domain, and what comes has one, too. Tokens lie at the beginning of their part, and
@@ -14,8 +14,8 @@
 // agree on its rounds, and other domains need not have as many.
 //
 // The places without a token do not cross on CPUs, nor on GPUs where NCCL can send what the device has counted
-// (ProcessGroup::all_to_all_counted). Elsewhere they do. Two domains always send each other whole parts: with experts
-// chosen uniformly, all but 2^-K of the tokens must cross anyway.
+// (ProcessGroup::all_to_all_counted). Elsewhere they do. On GPUs, two domains always send each other whole parts: with
+// experts chosen uniformly, all but 2^-K of the tokens must cross anyway.
 #pragma once
 
 #include "comm/process_group.h"
@@ -82,7 +82,7 @@ class DomainExchange {
   /// Starts to send the tokens y_tD in the form of y_MD.
   std::array<Work, 2> start_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
                                    const DispatchSaved& saved, const GemmOperand& y_MD, std::string_view operation);
-  /// Makes dispatch_again and combine_backward.
+  /// Implements dispatch_again and combine_backward.
   void send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved,
                    const GemmOperand& y_MD, const char* call, std::string_view operation);
   /// Sends the rows of x back to the ranks that they came from.

@@ -16,21 +16,16 @@ constexpr std::int64_t kPromptStep = 64;
 
 std::int64_t whole_steps(std::int64_t num_tokens) { return (num_tokens + kPromptStep - 1) / kPromptStep * kPromptStep; }
 
-/// Returns the options with room for padded prompts.
-DecoderOptions with_room(DecoderOptions options, const cuda::Runtime* cuda) {
-  if (cuda != nullptr) options.num_positions = whole_steps(options.num_positions);
-  return options;
-}
-
 }  // namespace
 
 Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtime* cuda)
     : model_(model),
-      options_(with_room(options, cuda)),
+      options_(options),
       cuda_(cuda),
-      rope_(model.config(), options_.seq_len, options_.num_positions, target()),
-      dispatcher_(dispatch_options(model.config(), model.options().compute,
-                                   std::max(options_.num_slots, options_.num_positions))),
+      cache_positions_(cuda == nullptr ? options.num_positions : whole_steps(options.num_positions)),
+      rope_(model.config(), options.seq_len, cache_positions_, target()),
+      dispatcher_(
+          dispatch_options(model.config(), model.options().compute, std::max(options.num_slots, cache_positions_))),
       environment_{.config = &model.config(),
                    .parameters = &model.parameters(),
                    .quantized = &unquantized_,
@@ -45,7 +40,7 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtim
   if (cuda_ != nullptr) slots_.upload(cuda_->stream());
   const ModelConfig& config = model.config();
   const std::int64_t numbers =
-      config.n_layers * options_.num_slots * options_.num_positions * (config.kv_lora_rank + config.qk_rope_head_dim);
+      config.n_layers * options_.num_slots * cache_positions_ * (config.kv_lora_rank + config.qk_rope_head_dim);
   cache_ = Buffer(static_cast<std::size_t>(numbers) * size_of(model.options().compute), target());
 }
 
@@ -57,7 +52,7 @@ LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {
   const ModelConfig& config = model_.config();
   const DType dtype = model_.options().compute;
-  const Shape shape{options_.num_slots, options_.num_positions, config.kv_lora_rank + config.qk_rope_head_dim};
+  const Shape shape{options_.num_slots, cache_positions_, config.kv_lora_rank + config.qk_rope_head_dim};
   void* data = device == Device::kMeta
                    ? nullptr
                    : cache_.data() + layer * static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
@@ -150,7 +145,6 @@ std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
                   lengths_[slot], options_.num_positions);
     positions_[slot] = static_cast<std::int32_t>(lengths_[slot]);
   }
-  for (std::int64_t& length : lengths_) ++length;
   step_.fill_tokens(tokens, positions_);
   if (!decode_.is_reserved) reserve([&](Arena& arena) { run_decode(arena); });
   decode_.is_reserved = true;
@@ -162,6 +156,7 @@ std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
     if (!decode_.graph.defined()) decode_.graph = cuda::Graph(cuda_->stream(), [&] { run_decode(arena_); });
     decode_.graph.launch(cuda_->stream());
   }
+  for (std::int64_t& length : lengths_) ++length;
   return fetch_logits(options_.num_slots);
 }
 

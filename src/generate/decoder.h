@@ -14,23 +14,26 @@ namespace tessera {
 struct DecoderOptions {
   std::int64_t seq_len = 0;        // of training; it decides whether YaRN is used
   std::int64_t num_slots = 1;      // texts that are continued together
-  std::int64_t num_positions = 0;  // most tokens of a text, prompt included
+  std::int64_t num_positions = 0;  // the most tokens of a text, prompt included
 };
 
 class Decoder {
  public:
   /// `model` must outlive the decoder. Its weights may be allocated later, but before use. Allocates the cache: per
-  /// layer num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type. `cuda` is
-  /// the runtime of the model's GPU, which must outlive this, or null on a CPU.
+  /// layer num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type. A GPU's
+  /// cache has room for padded prompts, up to 63 positions more. `cuda` is the runtime of the model's GPU, which must
+  /// outlive this, or null on a CPU.
   Decoder(const Model& model, const DecoderOptions& options, cuda::Runtime* cuda = nullptr);
 
   std::size_t cache_bytes() const { return cache_.size(); }
 
   /// Puts a text's tokens into a slot, which may have been used before. Returns the logits [vocab] after the last
-  /// token. They are valid until the next call.
+  /// token. They are valid until the next call. Throws InternalError for another slot, for no tokens, and for more than
+  /// num_positions.
   std::span<const float> prefill(std::int64_t slot, std::span<const std::int32_t> tokens);
 
-  /// Appends one token to each slot. All slots must have been filled. Returns the logits [num_slots · vocab].
+  /// Appends one token to each slot. Returns the logits [num_slots · vocab], which are valid until the next call.
+  /// Throws InternalError if a slot has not been filled or is full, and for another number of tokens.
   std::span<const float> decode(std::span<const std::int32_t> tokens);
 
   /// Returns the number of tokens in a slot.
@@ -39,7 +42,7 @@ class Decoder {
  private:
   struct DecodeState {
     bool is_reserved = false, has_run = false;
-    cuda::Graph graph;  // on a GPU, from the second token on; undefined after arena_ has changed
+    cuda::Graph graph;  // on a GPU, from the second token on; dropped when arena_ is replaced
   };
 
   Device target() const { return cuda_ == nullptr ? Device::kCpu : Device::kCuda; }
@@ -61,12 +64,13 @@ class Decoder {
   const Model& model_;
   DecoderOptions options_;
   cuda::Runtime* cuda_;
+  std::int64_t cache_positions_;  // of a slot
   RopeTable rope_;
   ep::LocalDispatcher dispatcher_;
   QuantizedWeights unquantized_;  // empty: texts are decoded in the type that layers compute in
   Environment environment_;
   Arena arena_;
-  Buffer cache_;  // [layers, slots, positions, C + R]
+  Buffer cache_;  // [layers, slots, cache_positions_, C + R]
   Batch step_;
   std::vector<std::int64_t> lengths_;
   Mirrored<std::int32_t> slots_;         // 0, 1, 2, ...

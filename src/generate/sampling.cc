@@ -18,6 +18,8 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   for (const float logit : logits) {
     require(!std::isnan(logit) && logit != HUGE_VALF, "a logit is {}: the model's weights are damaged", logit);
   }
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  require(largest > -HUGE_VALF, "all logits are -inf: the model's weights are damaged");
   order.resize(logits.size());
   std::iota(order.begin(), order.end(), 0);
   if (options.temperature == 0.0) return *std::min_element(order.begin(), order.end(), likelier);
@@ -28,8 +30,6 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   if (count < order.size() || options.top_p < 1.0) {
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(), likelier);
   }
-  const float largest = *std::max_element(logits.begin(), logits.end());
-  require(largest > -HUGE_VALF, "all logits are -inf: the model's weights are damaged");
   const auto weight = [&](std::size_t i) {
     return std::exp(static_cast<double>(logits[static_cast<std::size_t>(order[i])] - largest) / options.temperature);
   };

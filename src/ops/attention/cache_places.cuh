@@ -5,7 +5,8 @@
 
 namespace tessera::cuda {
 
-/// Tells where in the cache the row of each token is. A token outside the cache is skipped, because a GPU cannot throw.
+/// Tells where in the cache the row of each token is. Nothing is stored for a token outside the cache, and its
+/// attention is NaN, because a GPU cannot throw.
 struct CachePlaces {
   const std::int32_t *slots, *positions;
   std::int64_t num_slots, num_positions;
@@ -19,11 +20,11 @@ struct CachePlaces {
   __device__ bool contain(std::int64_t token) const {
     return 0 <= slots[token] && slots[token] < num_slots && 0 <= positions[token] && positions[token] < num_positions;
   }
-  /// Returns the number of positions up to a token's own, or 0 if it is skipped.
+  /// Returns the number of positions up to a token's own, or 0 for a token outside.
   __device__ std::int64_t num_positions_of(std::int64_t token) const {
     return contain(token) ? std::int64_t{positions[token]} + 1 : 0;
   }
-  /// Returns the index of the first row of a token's text. Skipped tokens have that of the first text.
+  /// Returns the index of the first row of a token's text. A token outside has that of the first text.
   __device__ std::int64_t first_row_of(std::int64_t token) const {
     return contain(token) ? slots[token] * num_positions : 0;
   }

@@ -13,7 +13,7 @@ namespace tessera {
 
 /// Assigns [latent | k_rope] of each of T tokens to cache_SPN[slot, position]. latent_TC and k_rope_TR are float32 or
 /// bfloat16, and may be strided. cache_SPN is [slots, positions, C + R] and has their type. slot_T and position_T are
-/// int32.
+/// int32. Of a token outside the cache, a CPU throws InternalError, and a GPU stores nothing.
 void store_latents(const Context& context, const Tensor& latent_TC, const Tensor& k_rope_TR, const Tensor& slot_T,
                    const Tensor& position_T, const Tensor& cache_SPN);
 
@@ -43,7 +43,8 @@ struct MlaNewTokens {
 };
 
 /// Makes new tokens ready for mla_decode: assigns [norm(latent) | rotated k_rope] to cache_SPN[slot, position], rotates
-/// q, and computes q_latent. All float tensors but cos and sin have one type, float32 or bfloat16.
+/// q, and computes q_latent. All float tensors but cos and sin have one type, float32 or bfloat16. Tokens outside the
+/// cache are treated as in store_latents.
 void prepare_mla_decode(const Context& context, const MlaNewTokens& tokens, const Tensor& slot_T,
                         const Tensor& position_T, const Tensor& cache_SPN);
 
@@ -66,10 +67,15 @@ struct MlaDecodeOperands {
 
 /// Assigns to o [T, H · v] per head W_v times the sum of p · c, which is rounded to the tensors' type. p is the softmax
 /// of the scaled scores, in float32. All float tensors have one type, float32 or bfloat16. On tensor cores, which take
-/// bfloat16, p is rounded to it.
+/// bfloat16, p is rounded to it. Of a token outside the cache, a CPU throws InternalError, and a GPU's output is NaN.
+///
+/// With constant weights (Context::weights_are_constant) a GPU may read a slot's rows before the kernels in front have
+/// ended, except each token's newest row. So the other rows must be older: a step must have one token per slot, and
+/// begin with work that waits for all earlier kernels, such as a copy of its token ids.
 void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o);
 
-/// Assigns to o [T, H · v] per head W_v times a part of o_latent [T, H · C].
+/// The second half of mla_decode, for its implementations: assigns to o [T, H · v] per head W_v times the head's part
+/// of o_latent [T, H · C].
 void multiply_values(const Context& context, const MlaDecodeDims& dims, const Tensor& o_latent, const Tensor& wkv_b,
                      const Tensor& o);
 

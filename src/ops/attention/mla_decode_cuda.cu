@@ -79,11 +79,11 @@ __device__ void store_new_token(const NewTokens<T>& tokens, std::int64_t t) {
 }
 
 /// Block 0 of token t stores its latent and k_rope. Each thread of the token's other blocks rotates a pair of its
-/// queries.
+/// queries. Slots and positions are read at once, because they are copied to the GPU before a step's first kernel.
 template <typename T>
 __device__ void prepare(const NewTokens<T>& tokens, unsigned block, std::int64_t t) {
   let_next_kernel_begin();
-  if (!tokens.places.contain(t)) return;
+  if (!tokens.places.contain(t)) return wait_for_kernel_before();  // kernels behind this one wait for this one only
   if (block == 0) return store_new_token(tokens, t);
   const int pair = static_cast<int>((block - 1) * kThreads + threadIdx.x);
   if (pair >= tokens.num_heads * tokens.num_pairs) return;
@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Sums a head's latents over the positions of a warp, with a running softmax. Lane l has the numbers l, l + 32, ... of
-/// a row. `total` is the weights' sum, relative to exp(largest), and 0 without positions. If a score is NaN, so is
-/// `total`, though `largest` ignores it.
+/// a row. `largest` and `total` are those of decode_tiles::Totals.
 template <typename T>
 struct WarpSums {
   static constexpr int kCount = kMaxRow / kWarp;
@@ -132,7 +131,7 @@ struct WarpSums {
     for (int i = 0; i < kCount; ++i) score += query[i] * key[i];
     score = sum_of_warp(score) * scale;
     const float larger = fmaxf(largest, score);
-    const float factor = total == 0.0f ? 0.0f : expf(largest - larger), weight = expf(score - larger);
+    const float factor = decode_tiles::rescaling(total, largest, larger), weight = expf(score - larger);
     largest = larger;
     total = total * factor + weight;
 #pragma unroll
@@ -174,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const MlaDecodeDims di
   for (const float of_one : largest) of_all = fmaxf(of_all, of_one);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    factors[w] = totals[w] == 0.0f ? 0.0f : expf(largest[w] - of_all);
+    factors[w] = decode_tiles::rescaling(totals[w], largest[w], of_all);
     total += totals[w] * factors[w];
   }
   for (int i = threadIdx.x; i < num_latent; i += kThreads) {

@@ -20,10 +20,10 @@ constexpr int kTile = kWarp;        // positions that a block takes at a time: a
 constexpr int kMostBlocks = kWarp;  // that share a text's tiles: a lane merges one
 constexpr int kStages = 2;          // tiles in shared memory
 constexpr int kPad = 8;             // after a row in shared memory: then 8 rows' 16 bytes are in different banks
-constexpr int kQuarters = 4;        // of a score's sum, a warp each
-constexpr int kAtOnce = 3;          // steps of a score whose numbers are loaded before the first is used
-constexpr int kColumns = 16;        // of the latent, which a warp adds up at a time
-constexpr int kMostColumns = 4;     // times kColumns: a warp's part of the latent
+constexpr int kQuarters = 4;        // the warps that share a score's sum
+constexpr int kAtOnce = 3;          // mma steps whose operands a warp loads before it uses the first
+constexpr int kColumns = 16;        // numbers of the latent that a warp adds up at a time
+constexpr int kMostGroups = 4;      // the most groups of kColumns that a warp has
 constexpr int kScorePitch = kTile + 4, kWeightPitch = kTile + kPad;
 
 /// Returns how far apart rows lie in shared memory.
@@ -36,6 +36,10 @@ __host__ __device__ inline int pitch_of(const MlaDecodeDims& dims) {
 struct Totals {
   float largest, total;
 };
+
+/// Returns what a sum of weights relative to exp(from) is multiplied by, so that it becomes relative to exp(to).
+/// Without positions `total` is 0, and so is the factor.
+__device__ inline float rescaling(float total, float from, float to) { return total == 0.0f ? 0.0f : expf(from - to); }
 
 struct Args {
   MlaDecodeDims dims;
@@ -82,21 +86,23 @@ struct Shared {
 /// Returns true if the kernels below take these sizes.
 inline bool takes(const MlaDecodeDims& dims) {
   constexpr std::size_t kMostShared = 226 << 10;
-  return dims.dim_latent % (kWarps * kColumns) == 0 && dims.dim_latent <= kWarps * kColumns * kMostColumns &&
+  return dims.dim_latent % (kWarps * kColumns) == 0 && dims.dim_latent <= kWarps * kColumns * kMostGroups &&
          (dims.dim_latent + dims.dim_rope) % (kQuarters * 16) == 0 && dims.dim_nope % kLanes == 0 &&
          dims.dim_v % kLanes == 0 && Shared::bytes(pitch_of(dims)) <= kMostShared;
 }
 
-/// Starts to copy a row of the cache or of the queries to shared memory, by a warp. If it does not exist, it is zeros.
+/// Starts to copy the numbers [first, end) of a row of the cache or of the queries to shared memory, by a warp. `from`
+/// has the first of them, and `to` is the row's begin. If the row does not exist, they become zeros.
 __device__ inline void copy_row(const __nv_bfloat16* from, int first, int end, bool exists, __nv_bfloat16* to) {
   for (int i = first + static_cast<int>(threadIdx.x) % kWarp * kLanes; i < end; i += kWarp * kLanes) {
-    __pipeline_memcpy_async(to + i, from + i, 16, exists ? 0 : 16);
+    __pipeline_memcpy_async(to + i, from + (i - first), 16, exists ? 0 : 16);
   }
 }
 
 constexpr std::int64_t kNone = -1;
 
-/// Starts to copy rows [first, first + kTile) of a text, but for row `skipped` or kNone. Rows from `end` on are zeros.
+/// Starts to copy rows [first, first + kTile) of a text, except row `skipped`. kNone skips no row. Rows from `end` on
+/// become zeros.
 __device__ inline void load_tile(const Args& args, const __nv_bfloat16* text, std::int64_t first, std::int64_t end,
                                  std::int64_t skipped, __nv_bfloat16* tile) {
 #pragma unroll
@@ -119,7 +125,7 @@ __device__ inline void load_queries(const Args& args, std::int64_t token, std::i
     const std::int64_t head = token * num_heads + (exists ? first_head + h : 0);
     __nv_bfloat16* const to = queries + h * args.pitch();
     copy_row(args.q_latent + head * args.latent(), 0, args.latent(), exists, to);
-    copy_row(args.q + head * q_head + args.dims.dim_nope - args.latent(), args.latent(), args.row(), exists, to);
+    copy_row(args.q + head * q_head + args.dims.dim_nope, args.latent(), args.row(), exists, to);
   }
 }
 
@@ -176,7 +182,7 @@ __device__ inline void weigh(const Args& args, const Shared& shared, std::int64_
     const float sum = sum_of_warp(to_float(weight));
     __syncwarp();  // all lanes have read the totals
     if (lane != 0) continue;
-    const float factor = before.total == 0.0f ? 0.0f : expf(before.largest - larger);
+    const float factor = rescaling(before.total, before.largest, larger);
     shared.totals[h] = {larger, before.total * factor + sum};
     shared.factors[h] = factor;
   }
@@ -184,7 +190,7 @@ __device__ inline void weigh(const Args& args, const Shared& shared, std::int64_
 
 /// Adds the weighted rows of a tile to the sums of a warp's columns, after these were multiplied by the factors.
 __device__ inline void add_rows(const Args& args, const Shared& shared, const __nv_bfloat16* tile,
-                                float (&sums)[kMostColumns][2][4]) {
+                                float (&sums)[kMostGroups][2][4]) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, pitch = args.pitch();
   const int columns = args.latent() / kWarps;
   const float of_rows[2] = {shared.factors[lane / 4], shared.factors[lane / 4 + 8]};
@@ -198,15 +204,15 @@ __device__ inline void add_rows(const Args& args, const Shared& shared, const __
   }
 #pragma unroll
   for (int k = 0; k < kTile; k += 16) {
-    std::uint32_t a[4], b[kMostColumns][4];
+    std::uint32_t a[4], b[kMostGroups][4];
     ptx::load_matrices<false>(shared.weights + lane % 16 * kWeightPitch + k + lane / 16 * 8, a);
     const __nv_bfloat16* const b_at = tile + (k + lane % 16) * pitch + warp * columns + lane / 16 * 8;
 #pragma unroll
-    for (int c = 0; c < kMostColumns; ++c) {
+    for (int c = 0; c < kMostGroups; ++c) {
       if (c * kColumns < columns) ptx::load_matrices<true>(b_at + c * kColumns, b[c]);
     }
 #pragma unroll
-    for (int c = 0; c < kMostColumns; ++c) {
+    for (int c = 0; c < kMostGroups; ++c) {
       if (c * kColumns >= columns) continue;
       ptx::multiply_add(a, b[c][0], b[c][1], sums[c][0]);
       ptx::multiply_add(a, b[c][2], b[c][3], sums[c][1]);
@@ -216,7 +222,7 @@ __device__ inline void add_rows(const Args& args, const Shared& shared, const __
 
 /// Writes a block's sums and totals.
 __device__ inline void store(const Args& args, const Shared& shared, std::int64_t token, std::int64_t first_head,
-                             const float (&sums)[kMostColumns][2][4]) {
+                             const float (&sums)[kMostGroups][2][4]) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, block = static_cast<int>(blockIdx.x);
   const int columns = args.latent() / kWarps;
 #pragma unroll
@@ -225,7 +231,7 @@ __device__ inline void store(const Args& args, const Shared& shared, std::int64_
     if (head >= args.dims.num_heads) continue;
     float* const to = args.sums + args.part(token, head, block) * args.latent() + warp * columns + lane % 4 * 2;
 #pragma unroll
-    for (int c = 0; c < kMostColumns; ++c) {
+    for (int c = 0; c < kMostGroups; ++c) {
       if (c * kColumns >= columns) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -250,9 +256,8 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Args args) {
   const std::int64_t step = std::int64_t{args.num_blocks} * kTile;
   const __nv_bfloat16* const text = args.cache + args.places.first_row_of(token) * args.row();
   if (threadIdx.x < kHeads) shared.totals[threadIdx.x] = {-INFINITY, 0.0f};
-  // The calls for earlier tokens stored all rows but the last. They are complete: a token's first kernels begin when
-  // all work for the one in front has ended, because its number is copied to the GPU in between. So these rows are
-  // loaded before this kernel waits.
+  // All rows but the newest were stored in earlier steps. They are complete, because a step begins with a copy of its
+  // token ids to the GPU, which waits for all earlier kernels. So they are loaded before this kernel waits.
   std::int64_t first = std::int64_t{blockIdx.x} * kTile;
   if (first < end) load_tile(args, text, first, end, end - 1, shared.keys);
   wait_for_kernel_before();
@@ -261,7 +266,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Args args) {
     copy_row(text + (end - 1) * args.row(), 0, args.row(), true, shared.keys + (end - 1 - first) * args.pitch());
   }
   __pipeline_commit();
-  float sums[kMostColumns][2][4] = {};
+  float sums[kMostGroups][2][4] = {};
   for (int stage = 0; first < end; first += step, stage = (stage + 1) % kStages) {
     const auto tile_of = [&](int s) { return shared.keys + s * kTile * args.pitch(); };
     if (first + step < end) load_tile(args, text, first + step, end, kNone, tile_of((stage + 1) % kStages));
@@ -278,25 +283,26 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Args args) {
   store(args, shared, token, first_head, sums);
 }
 
-static_assert(kWarps * kColumns * kMostColumns == 2 * kThreads);
-constexpr int kMergeThreads = kThreads, kMergeColumns = 2, kMergedColumns = kMergeThreads / kWarp * kMergeColumns;
+// Each thread of merge_kernel merges two latents.
+static_assert(kWarps * kColumns * kMostGroups == 2 * kThreads);
+constexpr int kOutputsPerWarp = 2, kOutputsPerBlock = kWarps * kOutputsPerWarp;
 
-/// Computes kMergedColumns outputs of a token (blockIdx.z) and head (blockIdx.y): merges what sum_kernel's blocks have
-/// summed, and multiplies it by rows of W_v, kMergeColumns per warp.
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const Args args) {
+/// Computes kOutputsPerBlock outputs of a token (blockIdx.z) and head (blockIdx.y): merges what sum_kernel's blocks
+/// have summed, and multiplies it by rows of W_v, kOutputsPerWarp per warp.
+__global__ void __launch_bounds__(kThreads) merge_kernel(const Args args) {
   __shared__ float factors[kMostBlocks];
-  __shared__ __align__(16) __nv_bfloat16 merged[kWarps * kColumns * kMostColumns];
+  __shared__ __align__(16) __nv_bfloat16 merged[kWarps * kColumns * kMostGroups];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const std::int64_t token = blockIdx.z, head = blockIdx.y, dim_v = args.dims.dim_v;
-  const std::int64_t first = std::int64_t{blockIdx.x} * kMergedColumns + warp * kMergeColumns;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kOutputsPerBlock + warp * kOutputsPerWarp;
   let_next_kernel_begin();
-  const __nv_bfloat16* w[kMergeColumns];
+  const __nv_bfloat16* w[kOutputsPerWarp];
 #pragma unroll
-  for (int c = 0; c < kMergeColumns; ++c) {
+  for (int c = 0; c < kOutputsPerWarp; ++c) {
     const std::int64_t row = head * (args.dims.dim_nope + dim_v) + args.dims.dim_nope + min(first + c, dim_v - 1);
     w[c] = args.wkv_b + row * args.latent();
   }
-  DotsOfWarp<__nv_bfloat16, kMergeColumns> dots(w, args.latent());
+  DotsOfWarp<__nv_bfloat16, kOutputsPerWarp> dots(w, args.latent());
   wait_for_kernel_before();
   const std::int64_t part = args.part(token, head, 0);
   // Each thread merges two latents. All loads are on their way before the first is used.
@@ -311,8 +317,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const Args args) {
   if (warp == 0) {
     const Totals of_block = lane < args.num_blocks ? args.totals[part + lane] : Totals{-INFINITY, 0.0f};
     const float largest = max_of_warp(of_block.largest);
-    // A block without positions has no part.
-    const float factor = of_block.total == 0.0f ? 0.0f : expf(of_block.largest - largest);
+    const float factor = rescaling(of_block.total, of_block.largest, largest);
     factors[lane] = factor / sum_of_warp(of_block.total * factor);
   }
   __syncthreads();
@@ -328,10 +333,10 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const Args args) {
   }
   __syncthreads();
   const __nv_bfloat16* const rows[1] = {merged};
-  float sums[kMergeColumns][1];
+  float sums[kOutputsPerWarp][1];
   dots.with(rows, sums);
 #pragma unroll
-  for (int c = 0; c < kMergeColumns; ++c) {
+  for (int c = 0; c < kOutputsPerWarp; ++c) {
     if (lane == c && first + c < dim_v) {
       args.o[(token * args.dims.num_heads + head) * dim_v + first + c] = from_float<__nv_bfloat16>(sums[c][0]);
     }
@@ -365,7 +370,7 @@ inline void launch(const Context& op, const MlaDecodeDims& dims, const MlaDecode
   const auto tokens = static_cast<unsigned>(num_tokens), heads = static_cast<unsigned>(dims.num_heads);
   const dim3 grid(static_cast<unsigned>(num_blocks), blocks(dims.num_heads, kHeads), tokens);
   launch_early(op, sum_kernel, grid, kThreads, shared_bytes, args);
-  launch_early(op, merge_kernel, dim3(blocks(dims.dim_v, kMergedColumns), heads, tokens), kMergeThreads, 0, args);
+  launch_early(op, merge_kernel, dim3(blocks(dims.dim_v, kOutputsPerBlock), heads, tokens), kThreads, 0, args);
 }
 
 }  // namespace decode_tiles

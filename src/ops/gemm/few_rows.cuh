@@ -38,7 +38,8 @@ struct FewRows {
   }
 };
 
-/// Returns true if the functions below take the operands. One product of a plain b has too few blocks for them.
+/// Returns true if the functions below take the operands. A single product with a b that is not transposed is left to
+/// the library: its blocks would be too few to fill a GPU.
 inline bool is_few_rows(const Tensor& a, const Tensor& b, bool transpose_b, const Tensor& c, const GemmBatch& batch) {
   const auto step_fits = [](const Tensor& x, std::int64_t step) {
     return step * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0;

@@ -9,8 +9,8 @@ namespace tessera::cuda {
 /// The most rows of a matrix for which these are used.
 inline constexpr int kFewRows = 8;
 
-/// The warps of a block of such kernels, and the blocks that an SM must have room for. With more blocks, the compiler
-/// would load the other matrix in turns, to save registers.
+/// The warps of a block of such kernels, and the blocks that an SM must have room for. With more blocks a thread has
+/// fewer registers, and the compiler would load the other matrix piece by piece instead of at once.
 inline constexpr int kDotsWarps = 4, kDotsThreads = kDotsWarps * kWarp, kDotsBlocks = 3;
 
 /// Returns the number of blocks whose warps compute a number each.

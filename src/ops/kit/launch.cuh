@@ -68,9 +68,9 @@ inline int grid_for(const Context& op, std::int64_t items, int threads) {
 __device__ inline void let_next_kernel_begin() { cudaTriggerProgrammaticLaunchCompletion(); }
 __device__ inline void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
 
-/// Launches a kernel that calls wait_for_kernel_before(), and before that touches nothing but weights. (Two kernels
-/// read more: moe_decode_cuda.cu and mla_decode_tiles.cuh say why they may.) It begins early where weights are
-/// constant, as in decoding.
+/// Launches a kernel that calls wait_for_kernel_before(), and before that touches nothing but weights. It begins early
+/// where weights are constant, as in decoding. Some kernels of attention also read slots, positions and older rows of
+/// the cache before they wait, and a kernel of experts the choices. Each says why it may.
 template <typename... Params, typename... Args>
 void launch_early(const Context& op, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes,
                   const Args&... args) {

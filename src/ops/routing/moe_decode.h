@@ -13,7 +13,7 @@ struct MoeDecodeOperands {
   Tensor w2_EDF;          // down
   Tensor shared_w13_2ID;  // of the shared experts
   Tensor shared_w2_DI;
-  Tensor expert_ids_TK;  // int32
+  Tensor expert_ids_TK;  // int32, from 0 to E - 1. A GPU does not check them
   Tensor weights_TK;     // float32
   Tensor counts_E;       // int32
 };

@@ -1,5 +1,6 @@
 // The choices are read where an expert's weights are needed, so nothing is sorted or moved. For one token, the shared
-// experts' hidden numbers are computed as those of further experts. More tokens would read their weights once each.
+// experts' hidden numbers are computed as those of further experts. With more tokens, each would read these weights
+// again, so the operators of products compute them.
 #include "ops/kit/dots.cuh"
 #include "ops/routing/moe_decode.h"
 

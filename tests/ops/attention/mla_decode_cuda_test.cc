@@ -97,8 +97,9 @@ class MlaDecodeCuda : public ParityTest {
                        side(x.slots), side(x.positions), side(x.cache));
   }
 
-  /// Decodes after ..., positions - 1, positions positions of a cache, 150 texts at most. Its rows [first, end) are
-  /// NaN. The outputs must be NaN from the first of these rows on, and numbers before it.
+  /// Decodes up to 150 tokens of one text. The last attends to all `positions` rows of the cache, the one before it to
+  /// one row less, and so on. The rows [first, end) are NaN. The outputs must be NaN from the first of these rows on,
+  /// and numbers before it.
   void check_nan(const MlaDecodeDims& dims, std::int64_t positions, std::int64_t first, std::int64_t end, DType dtype) {
     SCOPED_TRACE(fmt::format("latent {}, rows [{}, {}) of {} are NaN, {}", dims.dim_latent, first, end, positions,
                              name_of(dtype)));
@@ -133,7 +134,7 @@ TEST_F(MlaDecodeCuda, StoreAndDecode) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     check({.num_heads = 2, .dim_nope = 3, .dim_rope = 2, .dim_latent = 5, .dim_v = 3, .scale = 0.4f}, 1, dtype);
     check({.num_heads = 3, .dim_nope = 8, .dim_rope = 8, .dim_latent = 40, .dim_v = 8, .scale = 0.2f}, 37, dtype);
-    // On tensor cores in bfloat16: part of a tile, whole tiles, each block's third one, heads that do not exist.
+    // On tensor cores in bfloat16: part of a tile, whole tiles, a third tile of two blocks, heads that do not exist.
     check({.num_heads = 16, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .dim_v = 128, .scale = 0.07f}, 300,
           dtype);
     check({.num_heads = 16, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .dim_v = 128, .scale = 0.07f}, 1024,
@@ -167,7 +168,43 @@ TEST_F(MlaDecodeCuda, NewTokensThatComeLate) {
   };
   const auto run = [&](const Side& side) { prepare(side, x); };
   expect_close_though_late(x.kv_a, poisoned(x.kv_a.shape(), DType::kBFloat16), run, {stored(0), stored(1)});
-  expect_close_though_late(x.q, poisoned(x.q.shape(), DType::kBFloat16), run, {x.q_latent});
+  expect_close_though_late(x.q, poisoned(x.q.shape(), DType::kBFloat16), run, {x.q_latent, x.q});
+}
+
+// A GPU cannot throw. It stores nothing for such a token, and computes the others.
+TEST_F(MlaDecodeCuda, ATokenOutsideTheCacheIsLeftOut) {
+  for (const std::int32_t slot : {-1, 4}) {
+    SCOPED_TRACE(slot);
+    const Prepared x = make({3, 16, 128, 64, 512}, DType::kBFloat16);
+    const auto *slots = x.slots.data<std::int32_t>(), *positions = x.positions.data<std::int32_t>();
+    const Tensor slot_T = ints({slots[0], slot, slots[2]}), before = poisoned(x.cache.shape(), DType::kBFloat16);
+    std::memcpy(before.raw(), x.cache.raw(), x.cache.num_bytes());
+    const MlaDecodeDims dims{
+        .num_heads = 16, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .dim_v = 8, .scale = 0.07f};
+    const Tensor o = random({3, 16 * 8}, DType::kBFloat16);
+    Prepared moved = x;
+    moved.slots = slot_T;
+    run_on_gpu(
+        [&](const Side& side) {
+          prepare(side, moved);
+          mla_decode(side.op, dims,
+                     {side(x.q), side(x.q_latent), side(x.wkv_b), side(x.cache), side(slot_T), side(x.positions)},
+                     side(o));
+        },
+        {x.cache, o});
+    for (std::int32_t s = 0; s < x.cache.dim(0); ++s) {
+      for (std::int32_t p = 0; p < kPositions; ++p) {
+        const Tensor row = x.cache[s].rows(p, p + 1), old = before[s].rows(p, p + 1);
+        const bool is_new = (s == slots[0] && p == positions[0]) || (s == slots[2] && p == positions[2]);
+        EXPECT_EQ(std::memcmp(row.raw(), old.raw(), row.num_bytes()) != 0, is_new) << s << " " << p;
+      }
+    }
+    for (std::int64_t t = 0; t < 3; ++t) {
+      const Doubles numbers = doubles(o.rows(t, t + 1));
+      EXPECT_EQ(std::ranges::count_if(numbers, [](double number) { return std::isnan(number); }),
+                t == 1 ? o.dim(1) : 0);
+    }
+  }
 }
 
 // Warps or blocks take the positions in turn. One may have none, only NaN, or NaN before or after numbers.
@@ -184,7 +221,7 @@ TEST_F(MlaDecodeCuda, ANanInTheCacheIsInTheOutput) {
       check_nan(dims, 150, 0, 150, dtype);
     }
   }
-  check_nan(tiles, 2100, 2090, 2091, DType::kBFloat16);  // in a block's second tile
+  check_nan(tiles, 2100, 2090, 2091, DType::kBFloat16);  // in a block's third tile
 }
 
 }  // namespace
