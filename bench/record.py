@@ -5,11 +5,12 @@
     bench/record.py docs     # writes the docs' figures anew from their records
     bench/record.py check    # fails where they differ from their records; part of make test
 
-`make` runs the GPU's test suites, the tables of bench/gpu.py with PyTorch's beside (--python: one that has it), and the
-laboratory's courses, if `make -C lab` has built them. It writes bench/records/DATE-GPU.json.gz with machine, libraries,
-commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs tests/gpu_mutants.py.
-With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same sources. --sanitizer
-[FILTER] also runs tests/compute_sanitizer.sh. --gpus PART,... also runs these parts of bench/gpus.py.
+`make` runs the GPU's test suites, bench_generate, the tables of bench/gpu.py with PyTorch's beside (--python: one that
+has it), and the laboratory's courses, if `make -C lab` has built them. It writes bench/records/DATE-GPU.json.gz with
+machine, libraries, commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs
+tests/gpu_mutants.py. With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same
+sources. --sanitizer [FILTER] also runs tests/compute_sanitizer.sh. --gpus PART,... also runs these parts of
+bench/gpus.py.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -46,11 +47,12 @@ KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh"
            "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
 TRAINING_KERNELS = [*KERNELS, "!src/ops/*/mla_decode*", "!src/ops/*/moe_decode*", "!src/ops/*/cache_places.cuh"]
 MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
+DECODING = ["src/ops/attention/mla_decode.*", "src/ops/routing/moe_decode.*"]
 COMMUNICATION = ["src/comm/gpu_*", "src/comm/counted_exchange.*", "src/comm/registered_memory.*", "src/ep/*.h",
                  "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*"]
 SOURCES = {
     "suites": [*KERNELS, *MODEL, *COMMUNICATION, "src/device/cuda*", "src/generate/*",
-               "src/ops/attention/mla_decode.h", "src/ops/kit/call_stream.*", "tests/*/*cuda*", "tests/ops/*/*cuda*",
+               *DECODING, "src/ops/kit/call_stream.*", "tests/*/*cuda*", "tests/ops/*/*cuda*",
                "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h", "tests/step/mesh_gradients.h",
                "tests/step/text_gradients.h", "tests/ep/whole_calls.h", "tests/comm/gin_plugin.cc"],
     "steps": [*TRAINING_KERNELS, *MODEL, "bench/gpu.py"],
@@ -63,7 +65,7 @@ SOURCES = {
     "bytes": [*TABLE_SOURCES, *TRAINING_KERNELS],
     "gpus_cells": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "bench/gpus.py", "bench/gpu.py"],
     "gpus_dispatch": [*COMMUNICATION, "src/ops/kit/*.cuh", "src/ops/quantize/*", "bench/ep_gpu_bench.cc"],
-    "decoding": [*KERNELS, "src/model/*.*", "src/generate/*", "src/ops/attention/mla_decode.h",
+    "decoding": [*KERNELS, *DECODING, "src/model/*.*", "src/device/cuda_graph.*", "src/generate/*",
                  "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
     "lab_dispatch": ["lab/*.cuh", "lab/dispatch/*"],
@@ -162,6 +164,7 @@ def run_gpus(build, tessera, parts, seconds):
                                     build / "bench/bench_ep_gpu", "--only", parts, "--seconds", str(seconds),
                                     "--json", rows])
         measured = json_lines(rows.read_text() if rows.exists() else "")
+    log["rows"] = len(measured)
     return log, [{"side": "ours", "table": "gpus", "name": each["name"], "shape": ""} | row
                  for each in measured for row in each["rows"]]
 
@@ -173,8 +176,11 @@ def make(args):
     if "GPU 0" not in machine:
         sys.exit(f"record: no GPU here: {machine.get('no GPU', doctor)}")
     date = datetime.date.today().isoformat()
-    logs = [run_suite(build, suite) for suite in args.suites.split(",")
-            if (build / f"tests/{suite}/test_{suite}_cuda").exists()]
+    suites = list(filter(None, args.suites.split(",")))
+    missing = [suite for suite in suites if not (build / f"tests/{suite}/test_{suite}_cuda").exists()]
+    if missing:
+        sys.exit(f"record: no test programs of {', '.join(missing)} in {build}")
+    logs = [run_suite(build, suite) for suite in suites]
     for kind in filter(None, args.mutants.split(",")):
         made = ["--made", args.made] if args.made else []
         logs.append(run(f"gpu_mutants.py --of {kind}",
@@ -196,7 +202,9 @@ def make(args):
             rows = pathlib.Path(folder) / "rows.jsonl"
             logs.append(run("bench/gpu.py", [sys.executable, ROOT / "bench/gpu.py", "--tessera", tessera, "--python",
                                              args.python, "--peers", "--rounds", str(args.rounds), "--json", rows]))
-            lines += json_lines(rows.read_text() if rows.exists() else "")
+            measured = json_lines(rows.read_text() if rows.exists() else "")
+            logs[-1]["rows"] = len(measured)
+            lines += measured
     if args.gpus:
         log, measured = run_gpus(build, tessera, args.gpus, args.seconds)
         logs.append(log)
@@ -216,8 +224,9 @@ def make(args):
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(record, indent=1).encode(), mtime=0))
     print(path)
-    # A missed bound of speed is a figure, too. A failed test is not.
-    sys.exit(any(log["status"] != 0 for log in logs if log["name"] not in TABLES))
+    # A missed bound of speed is a figure, too. A failed test is not, and neither is a script without rows.
+    sys.exit(any(log["status"] != 0 for log in logs if log["name"] not in TABLES)
+             or any(log["name"] in TABLES and log["rows"] == 0 for log in logs))
 
 
 # --- Figures of a record, as Markdown -------------------------------------------------------------------------------
@@ -348,7 +357,8 @@ def gpus(record, part):
 
 def gpus_cells(record):
     lines = gpus(record, "cells ")
-    base = next((line["tokens_per_s_per_rank"] for line in lines if "bf16 standard forced" in line["name"]), None)
+    forced = [line for line in lines if "bf16 standard forced" in line["name"]]
+    base = max((line["tokens_per_s_per_rank"] for line in forced), default=None)
     rows = []
     for line in lines:
         _, precision, backend, router, setting = line["name"].split(" ", 4)
@@ -477,7 +487,7 @@ class Pages:
                 sections.append(around[-1])
             around[-1]["old"] |= OLD in line
             around[-1]["record"] |= BEGIN.fullmatch(line) is not None
-            around[-1]["names"] |= re.search(r"\bH[12]00", line) is not None and re.search(r"\d", line) is not None
+            around[-1]["names"] |= re.search(r"\bH[12]00", line) is not None
         for section in sections:
             said = section["old"] or any(outer["old"] for outer in section["in"])
             if section["names"] and not section["record"] and not said:
@@ -515,7 +525,7 @@ def main():
     maker = commands.add_parser("make", help="runs everything on this machine's GPU, and writes a record")
     maker.add_argument("build", type=pathlib.Path, help="the build folder, with the tests")
     maker.add_argument("--python", default=sys.executable, help="one that has PyTorch")
-    maker.add_argument("--rounds", type=int, default=2, help="of the tables; 0 leaves tables and steps out")
+    maker.add_argument("--rounds", type=int, default=2, help="of the tables; 0 leaves tables, steps and decoding out")
     maker.add_argument("--suites", default=",".join(SUITES), help="which to run, in this order; GTEST_FILTER applies")
     maker.add_argument("--mutants", nargs="?", const="gradients,operators", default="", metavar="KIND,...",
                        help="with tests/gpu_mutants.py, by default of what one GPU runs")

@@ -36,7 +36,7 @@ MESHES = {
     "standard": {"parallelism.expert_parallel_degree": "RANKS", "parallelism.expert_parallel_comm_backend": "standard"},
 }
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-NO_END = 120  # seconds after which a run is given up
+TIMEOUT = 120  # seconds after which a run is given up
 
 
 class Missed(Exception):
@@ -61,7 +61,7 @@ def ranks_of(dump):
 
 
 class Run:
-    """One `tessera launch` on this machine."""
+    """One `tessera launch` on this machine. It ends with its context."""
 
     def __init__(self, args, dataset, folder, mesh, more_keys=None):
         self.dump, self.log = os.path.join(folder, "run"), os.path.join(folder, "run.log")
@@ -78,16 +78,26 @@ class Run:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                             env=environment)
 
-    def end(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.terminate()  # the launcher then ends the ranks
+            self.process.wait()
+        self.follower.end()
+
+    def wait(self):
         try:
-            status = self.process.wait(NO_END)
+            status = self.process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
-            self.process.terminate()
-            raise Missed(f"no end within {NO_END} s, the last step is {self.follower.last_step()}") from None
-        finally:
-            self.follower.end()
+            raise Missed(f"no end within {TIMEOUT} s, the last step is {self.follower.last_step()}") from None
         if status != 0:
-            raise Missed(f"status {status}: ...{pathlib.Path(self.log).read_text()[-800:]}")
+            raise Missed(f"status {status}: ...{self.said()}")
+        self.follower.end()
+
+    def said(self):
+        return pathlib.Path(self.log).read_text()[-800:]
 
     def incident(self):
         path = pathlib.Path(self.dump, "incidents", "1.json")
@@ -95,21 +105,18 @@ class Run:
 
 
 def undisturbed(args, dataset, mesh):
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(args, dataset, folder, mesh)
-        run.end()
+    with tempfile.TemporaryDirectory() as folder, Run(args, dataset, folder, mesh) as run:
+        run.wait()
         return losses(run.dump)
 
 
-def hurt(args, dataset, mesh, fault, expected):
-    """Returns a line about a run that was hurt and has healed. Raises Missed otherwise."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(args, dataset, folder, mesh)
+def recovered(args, dataset, mesh, fault, expected):
+    """Returns a line about a run that has recovered from a fault. Raises Missed otherwise."""
+    with tempfile.TemporaryDirectory() as folder, Run(args, dataset, folder, mesh) as run:
         try:
-            run.follower.wait_for(lambda made: made[2] >= args.steps // 3, NO_END, "step to hurt")
+            run.follower.wait_for(lambda made: made[2] >= args.steps // 3, TIMEOUT, "step for the fault")
         except TimeoutError:
-            run.process.terminate()
-            raise Missed(f"no step to hurt: ...{pathlib.Path(run.log).read_text()[-800:]}") from None
+            raise Missed(f"no step for the fault: ...{run.said()}") from None
         victim = args.ranks - 1
         pid = ranks_of(run.dump).get(victim)
         if pid is None:
@@ -117,10 +124,10 @@ def hurt(args, dataset, mesh, fault, expected):
         when, step = time.time(), run.follower.last_step()
         os.kill(pid, FAULTS[fault])
         try:
-            again = run.follower.wait_for(lambda made: made[1] == 2, NO_END, "second attempt")
+            again = run.follower.wait_for(lambda made: made[1] == 2, TIMEOUT, "second attempt")
         except TimeoutError:
             again = None
-        run.end()
+        run.wait()
         if again is None:
             raise Missed(f"no second attempt: {run.incident()}")
         for _, attempt, number, *values in run.follower.steps:
@@ -129,15 +136,15 @@ def hurt(args, dataset, mesh, fault, expected):
         if losses(run.dump) != expected:
             raise Missed("metrics.jsonl differs from that of the undisturbed run")
         twice = len(run.follower.steps) - args.steps
-        return f"hurt at step {step}, {twice} steps made again, {again[0] - when:.1f} s | {run.incident()}"
+        return f"fault in step {step}, {twice} steps made again, {again[0] - when:.1f} s | {run.incident()}"
 
 
 def replayed(args, dataset, mesh, expected):
     """Returns a line about a run that has made a step again, because a gradient was NaN. Raises Missed otherwise."""
     step = args.steps // 3
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(args, dataset, folder, mesh, {"debug.nan_at_step": step, "debug.nan_on_rank": args.ranks - 1})
-        run.end()
+    keys = {"debug.nan_at_step": step, "debug.nan_on_rank": args.ranks - 1}
+    with tempfile.TemporaryDirectory() as folder, Run(args, dataset, folder, mesh, keys) as run:
+        run.wait()
         lines = [json.loads(line) for line in pathlib.Path(run.dump, "metrics.jsonl").read_text().splitlines()]
         said = {line["step"]: line["repeated_for"] for line in lines if line.get("repeated_for")}
         if list(said) != [step]:
@@ -161,10 +168,11 @@ def main():
         for mesh in args.only.split(","):
             try:
                 expected = undisturbed(args, dataset, mesh)
-                for fault in (*FAULTS, "nan"):
+                # When all ranks are stopped, the launcher takes it for a suspended run, and waits.
+                for fault in ("killed", *(["stopped"] if args.ranks > 1 else []), "nan"):
                     try:
                         text = (replayed(args, dataset, mesh, expected) if fault == "nan"
-                                else hurt(args, dataset, mesh, fault, expected))
+                                else recovered(args, dataset, mesh, fault, expected))
                     except Missed as missed:
                         failed, text = 1, f"MISSED: {missed}"
                     print(f"{mesh} | {fault} | {text}", flush=True)

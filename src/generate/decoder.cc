@@ -22,10 +22,9 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtim
     : model_(model),
       options_(options),
       cuda_(cuda),
-      cache_positions_(cuda == nullptr ? options.num_positions : whole_steps(options.num_positions)),
-      rope_(model.config(), options.seq_len, cache_positions_, target()),
+      rope_(model.config(), options.seq_len, cache_positions(), target()),
       dispatcher_(
-          dispatch_options(model.config(), model.options().compute, std::max(options.num_slots, cache_positions_))),
+          dispatch_options(model.config(), model.options().compute, std::max(options.num_slots, cache_positions()))),
       environment_{.config = &model.config(),
                    .parameters = &model.parameters(),
                    .quantized = &unquantized_,
@@ -40,8 +39,12 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options, cuda::Runtim
   if (cuda_ != nullptr) slots_.upload(cuda_->stream());
   const ModelConfig& config = model.config();
   const std::int64_t numbers =
-      config.n_layers * options_.num_slots * cache_positions_ * (config.kv_lora_rank + config.qk_rope_head_dim);
+      config.n_layers * options_.num_slots * cache_positions() * (config.kv_lora_rank + config.qk_rope_head_dim);
   cache_ = Buffer(static_cast<std::size_t>(numbers) * size_of(model.options().compute), target());
+}
+
+std::int64_t Decoder::cache_positions() const {
+  return cuda_ == nullptr ? options_.num_positions : whole_steps(options_.num_positions);
 }
 
 LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
@@ -52,7 +55,7 @@ LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {
   const ModelConfig& config = model_.config();
   const DType dtype = model_.options().compute;
-  const Shape shape{options_.num_slots, cache_positions_, config.kv_lora_rank + config.qk_rope_head_dim};
+  const Shape shape{options_.num_slots, cache_positions(), config.kv_lora_rank + config.qk_rope_head_dim};
   void* data = device == Device::kMeta
                    ? nullptr
                    : cache_.data() + layer * static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);

@@ -45,6 +45,8 @@ class Decoder {
     cuda::Graph graph;  // on a GPU, from the second token on; dropped when arena_ is replaced
   };
 
+  /// Returns the positions of a slot in the cache.
+  std::int64_t cache_positions() const;
   Device target() const { return cuda_ == nullptr ? Device::kCpu : Device::kCuda; }
   LayerContext layer_context(const Batch& batch, Arena& arena);
   /// Runs the embedding, run_block(context, block, cache, x, out) for each block, and the logits of rows [first, end).
@@ -64,13 +66,12 @@ class Decoder {
   const Model& model_;
   DecoderOptions options_;
   cuda::Runtime* cuda_;
-  std::int64_t cache_positions_;  // of a slot
   RopeTable rope_;
   ep::LocalDispatcher dispatcher_;
   QuantizedWeights unquantized_;  // empty: texts are decoded in the type that layers compute in
   Environment environment_;
   Arena arena_;
-  Buffer cache_;  // [layers, slots, cache_positions_, C + R]
+  Buffer cache_;  // [layers, slots, cache_positions(), C + R]
   Batch step_;
   std::vector<std::int64_t> lengths_;
   Mirrored<std::int32_t> slots_;         // 0, 1, 2, ...

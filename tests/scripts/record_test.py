@@ -71,13 +71,34 @@ class Record(unittest.TestCase):
         self.assertNotIn("**Old**", self.page())
         self.assertEqual(record.check(self.root), [])
 
+    def program(self, name, script):
+        self.write(name, "#!/bin/sh\n" + script)
+        (self.root / name).chmod(0o755)
+
+    def test_suites_are_counted_and_a_failed_test_fails(self):
+        tests = [{"result": "COMPLETED"}, {"result": "COMPLETED", "failures": [{}]}, {"result": "SKIPPED"}]
+        results = json.dumps({"testsuites": [{"testsuite": tests}]})
+        self.program("build/tests/ops/test_ops_cuda",
+                     "for word; do case $word in --gtest_output=json:*)\n"
+                     f"echo '{results}' > ${{word#*json:}};; esac; done; exit 1\n")
+        self.program("build/src/app/tessera", "echo 'GPU 0: NVIDIA H100 80GB HBM3, and more'\n")
+        arguments = ["record.py", "make", str(self.root / "build"), "--rounds", "0", "--suites"]
+        with mock.patch.object(record, "ROOT", self.root):
+            with mock.patch.object(sys, "argv", [*arguments, "ops,step"]), self.assertRaises(SystemExit) as end:
+                record.main()
+            self.assertIn("no test programs of step", end.exception.code)
+            with mock.patch.object(sys, "argv", [*arguments, "ops"]), self.assertRaises(SystemExit) as end:
+                record.main()
+            self.assertEqual(end.exception.code, True)
+        made, = (self.root / "bench/records").glob("*-h100.json.gz")
+        self.assertEqual(record.suites(json.loads(gzip.decompress(made.read_bytes())))[2].rsplit("|", 2)[0],
+                         "| `test_ops_cuda` | 1 | 1 | 1 ")
+
     def test_times_of_decoding_are_in_the_record(self):
         timed = [{"name": f"on_gpu/16B_8_layers/{texts}/iterations:400/real_time", "real_time": us} | rate
                  for texts, us, rate in ((1, 632.0, {"bytes_per_second": 2.51e12}), (8, 1558.0, {}))]
-        program = self.root / "build/bench/bench_generate"
-        self.write("build/bench/bench_generate", "#!/bin/sh\nfor word; do case $word in --benchmark_out=*) cat > "
-                   f"${{word#*=}} <<'END'\n{json.dumps({'benchmarks': timed})}\nEND\n;; esac; done\n")
-        program.chmod(0o755)
+        self.program("build/bench/bench_generate", "for word; do case $word in --benchmark_out=*) cat > "
+                     f"${{word#*=}} <<'END'\n{json.dumps({'benchmarks': timed})}\nEND\n;; esac; done\n")
         log, lines = record.run_decoding(self.root / "build")
         self.assertEqual(log["status"], 0)
         self.assertEqual(record.decoding(self.record | {"lines": lines})[2:],
@@ -100,7 +121,7 @@ class Record(unittest.TestCase):
             json.dumps(each) + "\n" for each in measured)) + ")\n")
         with mock.patch.object(record, "ROOT", self.root):
             log, lines = record.run_gpus(self.root, "tessera", "cells,dispatch", 60)
-        self.assertEqual(log["status"], 0)
+        self.assertEqual((log["status"], log["rows"]), (0, 4))
         self.assertEqual(record.gpus_cells({"lines": lines})[2:], [
             "| `bf16`, `standard`, forced | batch=2 recompute=none | 20,000 | 700.0 | 50.0 | 1.000 | 12.020, 11.300 |",
             "| `bf16`, `direct`, forced | batch=2 recompute=none | 25,000 | 700.0 | 50.0 | 1.250 | 12.020, 11.300 |",

@@ -87,7 +87,7 @@ RandomSteps::Timed RandomSteps::time_once() {
     step_.set_record(nullptr);
     while (step_.num_started() > 0) step_.finish();
     std::vector<cuda::KernelRun> runs = profile.finish();
-    take_durations_of_replay(runs);  // unless a step is no graph, or has several streams
+    take_durations_of_replay(runs);  // changes nothing if steps are no graphs, or have several streams
     timed.other_seconds = cuda::add_to_record(runs, record);
   } else {
     step_.set_record(&record);

@@ -14,9 +14,9 @@ namespace tessera {
 
 /// Gives the runs of a step whose operators were launched one by one the durations that they had when the same step was
 /// replayed as a graph just before. Launches one by one may leave a GPU idle in between. It then uses less power, and
-/// has a higher clock than in a step. `runs` are those of both steps, ordered by their start. The first one with a
-/// region (KernelRun::region) is of the second step's first operator. Copies keep their durations, because those of
-/// tokens may run at any time. Returns false and changes nothing if the first step had other runs.
+/// has a higher clock than in a step. `runs` are those of all profiled steps, ordered by their begin. The first one
+/// with a region (KernelRun::region) is of the last step's first operator. Copies keep their durations, because those
+/// of tokens may run at any time. Returns false and changes nothing if the steps before had other runs.
 bool take_durations_of_replay(std::span<cuda::KernelRun> runs);
 
 class RandomSteps {
@@ -37,10 +37,11 @@ class RandomSteps {
     double other_seconds = 0.0;               // of what a GPU ran besides operators: transfers and copies
     double step_seconds = 0.0;
   };
-  /// Makes steps, and returns the median of each time. On a GPU, whose kernels CUPTI times, a step is timed, and then
-  /// its operators in another one, as graphs if steps are. Each comes after steps that keep the GPU busy until its
-  /// clock is that of a long run. No step may have been started. Operands are those of the first step: with the
-  /// standard backend on CPUs, steps differ in the rows of experts. Throws Error if there is no CUPTI.
+  /// Makes steps, and returns the median of each time. On a GPU, one step is timed as it runs in training, and CUPTI
+  /// times the operators of a later one. If steps are graphs, operators get the durations of a replay. Both come after
+  /// steps that keep the GPU busy until its clock is that of a long run. No step may have been started. Operands are
+  /// those of the first step: with the standard backend on CPUs, steps differ in the rows of experts. Throws Error if
+  /// there is no CUPTI.
   Timed time_operators(int num_steps);
 
  private:
