@@ -156,15 +156,20 @@ def run_decoding(build):
                   "ms": one["real_time"] / 1000, "bytes_per_second": one.get("bytes_per_second")} for one in timed]
 
 
-def run_gpus(build, tessera, parts, seconds):
-    """Runs parts of bench/gpus.py. Returns the log and lines."""
+def run_table(script, *options):
+    """Runs a script of TABLES. Returns the log and the script's rows."""
     with tempfile.TemporaryDirectory() as folder:
         rows = pathlib.Path(folder) / "rows.jsonl"
-        log = run("bench/gpus.py", [sys.executable, ROOT / "bench/gpus.py", "--tessera", tessera, "--bench",
-                                    build / "bench/bench_ep_gpu", "--only", parts, "--seconds", str(seconds),
-                                    "--json", rows])
+        log = run(script, [sys.executable, ROOT / script, *options, "--json", rows])
         measured = json_lines(rows.read_text() if rows.exists() else "")
     log["rows"] = len(measured)
+    return log, measured
+
+
+def run_gpus(build, tessera, parts, seconds):
+    """Runs parts of bench/gpus.py. Returns the log and lines."""
+    log, measured = run_table("bench/gpus.py", "--tessera", tessera, "--bench", build / "bench/bench_ep_gpu", "--only",
+                              parts, "--seconds", str(seconds))
     return log, [{"side": "ours", "table": "gpus", "name": each["name"], "shape": ""} | row
                  for each in measured for row in each["rows"]]
 
@@ -198,13 +203,10 @@ def make(args):
             log, measured = run_decoding(build)
             logs.append(log)
             lines += measured
-        with tempfile.TemporaryDirectory() as folder:
-            rows = pathlib.Path(folder) / "rows.jsonl"
-            logs.append(run("bench/gpu.py", [sys.executable, ROOT / "bench/gpu.py", "--tessera", tessera, "--python",
-                                             args.python, "--peers", "--rounds", str(args.rounds), "--json", rows]))
-            measured = json_lines(rows.read_text() if rows.exists() else "")
-            logs[-1]["rows"] = len(measured)
-            lines += measured
+        log, measured = run_table("bench/gpu.py", "--tessera", tessera, "--python", args.python, "--peers", "--rounds",
+                                  str(args.rounds))
+        logs.append(log)
+        lines += measured
     if args.gpus:
         log, measured = run_gpus(build, tessera, args.gpus, args.seconds)
         logs.append(log)
@@ -225,8 +227,7 @@ def make(args):
     path.write_bytes(gzip.compress(json.dumps(record, indent=1).encode(), mtime=0))
     print(path)
     # A missed bound of speed is a figure, too. A failed test is not, and neither is a script without rows.
-    sys.exit(any(log["status"] != 0 for log in logs if log["name"] not in TABLES)
-             or any(log["name"] in TABLES and log["rows"] == 0 for log in logs))
+    sys.exit(any(log["rows"] == 0 if log["name"] in TABLES else log["status"] != 0 for log in logs))
 
 
 # --- Figures of a record, as Markdown -------------------------------------------------------------------------------

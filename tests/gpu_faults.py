@@ -168,8 +168,10 @@ def main():
         for mesh in args.only.split(","):
             try:
                 expected = undisturbed(args, dataset, mesh)
-                # When all ranks are stopped, the launcher takes it for a suspended run, and waits.
-                for fault in ("killed", *(["stopped"] if args.ranks > 1 else []), "nan"):
+                for fault in (*FAULTS, "nan"):
+                    # When all ranks are stopped, the launcher takes it for a suspended run, and waits.
+                    if fault == "stopped" and args.ranks == 1:
+                        continue
                     try:
                         text = (replayed(args, dataset, mesh, expected) if fault == "nan"
                                 else recovered(args, dataset, mesh, fault, expected))
