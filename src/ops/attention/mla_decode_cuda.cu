@@ -1,6 +1,7 @@
 #include "ops/attention/mla_decode_tiles.cuh"
 #include "ops/gemm/few_rows.cuh"
 #include "ops/gemm/gemm.h"
+#include "ops/kit/formulas.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -34,10 +35,10 @@ struct NewTokens {
 
   /// Rotates the pair at `from`, which is pair `i` of its head, for a position.
   __device__ void rotate(const T* from, std::int64_t position, int i, T* to) const {
-    const float even = to_float(from[0]), odd = to_float(from[1]);
-    const float c = cos[position * num_pairs + i], s = sin[position * num_pairs + i];
-    to[0] = from_float<T>(even * c - odd * s);
-    to[1] = from_float<T>(odd * c + even * s);
+    float even = to_float(from[0]), odd = to_float(from[1]);
+    rotate_pair(cos[position * num_pairs + i], sin[position * num_pairs + i], even, odd);
+    to[0] = from_float<T>(even);
+    to[1] = from_float<T>(odd);
   }
 };
 
@@ -62,8 +63,7 @@ __device__ void store_new_token(const NewTokens<T>& tokens, std::int64_t t) {
     numbers[part] = i < tokens.num_latent ? to_float(latent[i]) : 0.0f;
     squares += numbers[part] * numbers[part];
   }
-  const float mean = sum_of_block(squares, slots) / static_cast<float>(tokens.num_latent);
-  const float rstd = 1.0f / sqrtf(mean + tokens.norm_eps);
+  const float rstd = rstd_of(sum_of_block(squares, slots), tokens.num_latent, tokens.norm_eps);
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     const int i = part * kThreads + threadIdx.x;
@@ -104,11 +104,11 @@ template <typename T, int kRows>
 __global__ void __launch_bounds__(kThreads)
     prepare_and_absorb_kernel(const NewTokens<T> tokens, unsigned num_tokens, unsigned blocks_per_token,
                               const FewRows<T, T> product, unsigned blocks_per_head) {
-  static_assert(kThreads == kPlainThreads);
+  static_assert(kThreads == kUntransposedThreads);
   const unsigned preparing = num_tokens * blocks_per_token;
   if (blockIdx.x < preparing) return prepare(tokens, blockIdx.x % blocks_per_token, blockIdx.x / blocks_per_token);
   const unsigned block = blockIdx.x - preparing;
-  few_rows_plain<kRows>(product, block % blocks_per_head, block / blocks_per_head);
+  few_rows_untransposed<kRows>(product, block % blocks_per_head, block / blocks_per_head);
 }
 
 /// Sums a head's latents over the positions of a warp, with a running softmax. Lane l has the numbers l, l + 32, ... of
@@ -225,7 +225,7 @@ void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Ten
     if (!few) return launch_early(op, prepare_kernel<T>, dim3(per_token, of_tokens), kThreads, 0, args);
     tokens.absorb([&](const Tensor& q, const Tensor& w_k, bool, const Tensor& q_latent, const GemmBatch& batch) {
       const FewRows<T, T> product(q, w_k, q_latent, Write::kAssign, batch);
-      const unsigned per_head = plain_blocks(q_latent.dim(1)), heads = static_cast<unsigned>(batch.count);
+      const unsigned per_head = untransposed_blocks(q_latent.dim(1)), heads = static_cast<unsigned>(batch.count);
       for_few_rows(num_tokens, [&](auto rows) {
         launch_early(op, prepare_and_absorb_kernel<T, decltype(rows)::value>, of_tokens * per_token + heads * per_head,
                      kThreads, 0, args, of_tokens, per_token, product, per_head);

@@ -85,10 +85,9 @@ struct Shared {
 
 /// Returns true if the kernels below take these sizes.
 inline bool takes(const MlaDecodeDims& dims) {
-  constexpr std::size_t kMostShared = 226 << 10;
   return dims.dim_latent % (kWarps * kColumns) == 0 && dims.dim_latent <= kWarps * kColumns * kMostGroups &&
          (dims.dim_latent + dims.dim_rope) % (kQuarters * 16) == 0 && dims.dim_nope % kLanes == 0 &&
-         dims.dim_v % kLanes == 0 && Shared::bytes(pitch_of(dims)) <= kMostShared;
+         dims.dim_v % kLanes == 0 && Shared::bytes(pitch_of(dims)) <= kMostDynamicShared;
 }
 
 /// Starts to copy the numbers [first, end) of a row of the cache or of the queries to shared memory, by a warp. `from`

@@ -1,4 +1,5 @@
 #include "ops/attention/rope.h"
+#include "ops/kit/formulas.cuh"
 #include "ops/kit/launch.cuh"
 
 namespace tessera::cuda {
@@ -52,9 +53,7 @@ __global__ void rope_kernel(const RopeArgs<T> args) {
     if (first_head + head >= args.num_heads) continue;
 #pragma unroll
     for (int p = 0; p < kPairs; ++p) {
-      const float even = numbers[head][2 * p], odd = numbers[head][2 * p + 1], signed_sin = args.sign * sin.x[p];
-      numbers[head][2 * p] = even * cos.x[p] - odd * signed_sin;
-      numbers[head][2 * p + 1] = odd * cos.x[p] + even * signed_sin;
+      rotate_pair(cos.x[p], args.sign * sin.x[p], numbers[head][2 * p], numbers[head][2 * p + 1]);
     }
     T* at = y + head * args.head_dim;
     if constexpr (kPairs == 1) {

@@ -1,14 +1,11 @@
 #include "ops/elementwise/swiglu.h"
-#include "ops/kit/ptx.cuh"
+#include "ops/kit/formulas.cuh"
 #include "ops/quantize/tile_quantizer.cuh"
 
 namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-/// Returns 1 / (1 + 2^(-x · log2 e)). Denormal numbers have no effect on the result.
-__device__ float sigmoid(float x) { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(x * -1.44269504f)); }
 
 template <typename T>
 struct Forward {
@@ -31,8 +28,7 @@ struct Forward {
   __device__ void compute(const Input<kCount>& input, const auto&, Lanes<T, kCount> (&out)[1], float&) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float gate = to_float(input.gate.x[i]);
-      out[0].x[i] = from_float<T>(gate * sigmoid(gate) * to_float(input.up.x[i]));
+      out[0].x[i] = from_float<T>(swiglu_of(to_float(input.gate.x[i]), to_float(input.up.x[i])));
     }
   }
 };

@@ -89,24 +89,27 @@ __device__ void few_rows_transposed(const FewRows<T, Out>& product, unsigned x, 
   }
 }
 
-inline constexpr int kPlainWarps = 8, kPlainThreads = kPlainWarps * kWarp, kPlainColumns = kWarp * kLanes;
+inline constexpr int kUntransposedWarps = 8, kUntransposedThreads = kUntransposedWarps * kWarp,
+                     kUntransposedColumns = kWarp * kLanes;
 
-/// Returns the number of blocks that compute a product of a plain b with n columns.
-inline unsigned plain_blocks(std::int64_t n) { return static_cast<unsigned>((n + kPlainColumns - 1) / kPlainColumns); }
+/// Returns the number of blocks that compute a product of an untransposed b with n columns.
+inline unsigned untransposed_blocks(std::int64_t n) {
+  return static_cast<unsigned>((n + kUntransposedColumns - 1) / kUntransposedColumns);
+}
 
-/// Computes a · b: block x of product `index` has kPlainColumns columns. The block's warps take rows of b in turn, and
-/// each lane has kLanes columns. m is at most kRows. Blocks have kPlainThreads threads.
+/// Computes a · b: block x of product `index` has kUntransposedColumns columns. The block's warps take rows of b in
+/// turn, and each lane has kLanes columns. m is at most kRows. Blocks have kUntransposedThreads threads.
 template <int kRows, typename T, typename Out>
-__device__ void few_rows_plain(const FewRows<T, Out>& product, unsigned x, unsigned index) {
+__device__ void few_rows_untransposed(const FewRows<T, Out>& product, unsigned x, unsigned index) {
   constexpr int kAhead = 32 / sizeof(T);  // rows of b that are loaded before the first is used
-  __shared__ float parts[kPlainWarps][kPlainColumns];
+  __shared__ float parts[kUntransposedWarps][kUntransposedColumns];
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const std::int64_t first_column = std::int64_t{x} * kPlainColumns, column = first_column + lane * kLanes;
+  const std::int64_t first_column = std::int64_t{x} * kUntransposedColumns, column = first_column + lane * kLanes;
   PackedLanes<T> weights[kAhead];
   const auto load = [&](std::int64_t first) {
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
-      const std::int64_t i = first + step * kPlainWarps;
+      const std::int64_t i = first + step * kUntransposedWarps;
       weights[step].load(product.row_of_b(index, i) + column, i < product.k && column < product.n);
     }
   };
@@ -114,11 +117,11 @@ __device__ void few_rows_plain(const FewRows<T, Out>& product, unsigned x, unsig
   load(warp);
   wait_for_kernel_before();
   float sums[kRows][kLanes] = {};
-  for (std::int64_t first = warp; first < product.k; first += kAhead * kPlainWarps) {
+  for (std::int64_t first = warp; first < product.k; first += kAhead * kUntransposedWarps) {
     if (first > warp) load(first);
 #pragma unroll
     for (int step = 0; step < kAhead; ++step) {
-      const std::int64_t i = first + step * kPlainWarps;
+      const std::int64_t i = first + step * kUntransposedWarps;
       if (i >= product.k) continue;
       float of_row[kLanes];
       weights[step].unpack(of_row);
@@ -137,9 +140,9 @@ __device__ void few_rows_plain(const FewRows<T, Out>& product, unsigned x, unsig
 #pragma unroll
     for (int l = 0; l < kLanes; ++l) parts[warp][lane * kLanes + l] = sums[r][l];
     __syncthreads();
-    for (int i = threadIdx.x; i < kPlainColumns && first_column + i < product.n; i += kPlainThreads) {
+    for (int i = threadIdx.x; i < kUntransposedColumns && first_column + i < product.n; i += kUntransposedThreads) {
       float sum = 0.0f;
-      for (int w = 0; w < kPlainWarps; ++w) sum += parts[w][i];
+      for (int w = 0; w < kUntransposedWarps; ++w) sum += parts[w][i];
       Out& target = product.at(index, r, first_column + i);
       target = from_float<Out>(product.accumulates ? to_float(target) + sum : sum);
     }

@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(kDotsThreads, kDotsBlocks)
 }
 
 template <typename T, typename Out, int kRows>
-__global__ void __launch_bounds__(kPlainThreads) few_rows_plain_kernel(const FewRows<T, Out> product) {
-  few_rows_plain<kRows>(product, blockIdx.x, blockIdx.y);
+__global__ void __launch_bounds__(kUntransposedThreads) few_rows_untransposed_kernel(const FewRows<T, Out> product) {
+  few_rows_untransposed<kRows>(product, blockIdx.x, blockIdx.y);
 }
 
 /// Computes the products with these kernels, and returns true. Returns false if they do not take the operands.
@@ -95,7 +95,7 @@ bool few_rows_gemm(const Context& op, const Tensor& a, bool transpose_a, const T
                    const Tensor& c, Write write, const GemmBatch& batch) {
   const bool fits = !transpose_a && is_few_rows(a, b, transpose_b, c, batch);
   if (!fits || op.measuring()) return fits;
-  const unsigned num_blocks = transpose_b ? transposed_blocks(c.dim(1)) : plain_blocks(c.dim(1));
+  const unsigned num_blocks = transpose_b ? transposed_blocks(c.dim(1)) : untransposed_blocks(c.dim(1));
   const dim3 grid(num_blocks, static_cast<unsigned>(batch.count));
   for_float_type(a.dtype(), [&]<typename T>(T) {
     for_float_type(c.dtype(), [&]<typename Out>(Out) {
@@ -107,7 +107,7 @@ bool few_rows_gemm(const Context& op, const Tensor& a, bool transpose_a, const T
           launch_early(op, few_rows_transposed_kernel<T, Out, kRows>, grid, kDotsThreads, 0,
                        FewRowsPair<T, Out>{{product, product}, num_blocks});
         } else {
-          launch_early(op, few_rows_plain_kernel<T, Out, kRows>, grid, kPlainThreads, 0, product);
+          launch_early(op, few_rows_untransposed_kernel<T, Out, kRows>, grid, kUntransposedThreads, 0, product);
         }
       });
     });

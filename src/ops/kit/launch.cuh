@@ -15,6 +15,9 @@ namespace tessera::cuda {
 
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+/// The most bytes of dynamic shared memory that a block here may take. Hopper has 227 KiB per block. The rest is left
+/// for variables.
+inline constexpr std::size_t kMostDynamicShared = 226 << 10;
 
 inline cudaStream_t stream_of(const Context& op) { return op.cuda->stream().handle(); }
 

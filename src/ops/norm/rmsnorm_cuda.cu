@@ -1,6 +1,7 @@
 #include <cuda_pipeline.h>
 
 #include "ops/kit/dots.cuh"
+#include "ops/kit/formulas.cuh"
 #include "ops/norm/rmsnorm.h"
 #include "ops/quantize/tile_quantizer.cuh"
 
@@ -16,7 +17,6 @@ constexpr std::int64_t kBackwardBlocks = 2 * 132;
 /// Limits for the threads of a backward block. A row gets as many threads as it needs. A block works on as many rows at
 /// a time as fit into kBackwardThreads threads.
 constexpr int kMaxRowThreads = 512, kBackwardThreads = 256;
-constexpr std::size_t kMostShared = 226 << 10;
 
 template <typename T>
 struct ForwardArgs {
@@ -27,11 +27,6 @@ struct ForwardArgs {
   float eps;
   std::int64_t num_rows, length;
 };
-
-/// Returns the statistic of a row whose squares have this sum.
-__device__ inline float rstd_of(float squares, std::int64_t length, float eps) {
-  return 1.0f / sqrtf(squares / static_cast<float>(length) + eps);
-}
 
 /// Normalises one row per warp. The row is in registers, kParts times 8 numbers per lane.
 template <typename T, int kParts>
@@ -443,7 +438,7 @@ void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_T
           std::clamp<std::int64_t>(kBackwardThreads / threads, 1, (num_rows + num_blocks - 1) / num_blocks);
       const std::size_t num_bytes =
           static_cast<std::size_t>(threads * teams * 2 * kOperands * kParts) * sizeof(Lanes<T, kCount>);
-      TESSERA_CHECK(threads <= kMaxRowThreads && num_bytes <= kMostShared, "rows of {}", length);
+      TESSERA_CHECK(threads <= kMaxRowThreads && num_bytes <= kMostDynamicShared, "rows of {}", length);
       const auto kernel = backward_kernel<T, kCount, kParts>;
       TESSERA_CUDA(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(num_bytes)));

@@ -582,8 +582,8 @@ constexpr int tile_blocks_per_sm() {
 /// Computes a tile's numbers. Writes them to the plain outputs, and to shared memory if they are quantized. `thread` is
 /// the thread's index among those of all teams that have this tile.
 template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
-__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, unsigned thread,
-                             typename Producer::Number* tiles) {
+__device__ void compute_numbers(const TileArgs<Producer>& args, const TilePlace& place, unsigned thread,
+                                typename Producer::Number* tiles) {
   using T = typename Producer::Number;
   constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
   constexpr int kRowsAtOnce = kTeamsOf<Producer> * kTeamThreads / kThreadsAcross;
@@ -641,6 +641,16 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
   }
 }
 
+template <int kCount, bool kQuantizes, typename Producer>
+__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, unsigned thread,
+                             typename Producer::Number* tiles) {
+  if (place.whole()) {
+    compute_numbers<kCount, kQuantizes, true>(args, place, thread, tiles);
+  } else {
+    compute_numbers<kCount, kQuantizes, false>(args, place, thread, tiles);
+  }
+}
+
 template <typename Producer, int kCount, bool kQuantizes>
 __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
     tile_kernel(const __grid_constant__ TileArgs<Producer> args) {
@@ -665,11 +675,7 @@ __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks
     return;
   }
   const TilePlace place(blockIdx.z, first_row, first_column, num_computed, args.length);
-  if (place.whole()) {
-    compute_tile<kCount, kQuantizes, true>(args, place, threadIdx.x, tiles);
-  } else {
-    compute_tile<kCount, kQuantizes, false>(args, place, threadIdx.x, tiles);
-  }
+  compute_tile<kCount, kQuantizes>(args, place, threadIdx.x, tiles);
   if constexpr (kQuantizes) {
     using Team = cuda::Team<kTeamsOf<Producer>>;
     constexpr bool kWidens = requires { typename Producer::Wide; };
@@ -708,11 +714,7 @@ __global__ void __launch_bounds__(2 * kTeamThreads, (tile_blocks_per_sm<Producer
   const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
   if (first_row >= num_computed || first_column >= args.length) return;
   const TilePlace place(blockIdx.z, first_row, first_column, num_computed, args.length);
-  if (place.whole()) {
-    compute_tile<kCount, true, true>(args, place, Team::thread(), tile);
-  } else {
-    compute_tile<kCount, true, false>(args, place, Team::thread(), tile);
-  }
+  compute_tile<kCount, true>(args, place, Team::thread(), tile);
   Team::sync();
   const bool has_both = pair_column + kSide < args.length;
   quantize_tile<kWidens, Team>(tile, args.outputs[0], place, {.other_half = has_both ? &scales[1 - half] : nullptr},

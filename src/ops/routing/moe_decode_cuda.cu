@@ -2,6 +2,7 @@
 // experts' hidden numbers are computed as those of further experts. With more tokens, each would read these weights
 // again, so the operators of products compute them.
 #include "ops/kit/dots.cuh"
+#include "ops/kit/formulas.cuh"
 #include "ops/routing/moe_decode.h"
 
 namespace tessera::cuda {
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kDotsThreads, kDotsBlocks) up_kernel(const Moe
   dots.with(y, h);
   const float gate = rounded<T>(h[0][0]), up = rounded<T>(h[1][0]);
   if (threadIdx.x % kWarp != 0) return;
-  args.a[part * args.hidden + f] = from_float<T>(gate / (1.0f + expf(-gate)) * up);
+  args.a[part * args.hidden + f] = from_float<T>(swiglu_of(gate, up));
 }
 
 /// Computes kDownRows numbers of token blockIdx.x. Its parts are distributed over the block's warps.
