@@ -35,6 +35,7 @@ tests=$("$TEST_BINARY" --gtest_list_tests --gtest_filter="${2:-*}-$excluded" |
 [ -n "$tests" ] || { echo "no such test: ${2:-}" >&2; exit 2; }
 # These tests use cuBLASLt, which racecheck cannot exclude. Dense 8-bit products run the kernels of grouped products.
 blas='GemmCuda\..*|QuantizedGemmCuda\.Dense|CallStreamCuda\.ProductsAreTheSame'
+blas+='|MlaDecodeCuda\.(ManyNewTokensOrOddSizes|ANanInTheCacheIsInTheOutput)'
 # Racecheck runs kernels one after the other. This test has a kernel that waits for another one's end.
 concurrent='QuantizedGemmCuda\.SharedSumsBesideKernelsThatHoldSms'
 for tool in memcheck initcheck racecheck; do

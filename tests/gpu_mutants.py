@@ -171,7 +171,7 @@ OPERATOR_MUTANTS = [
      "MoeDecodeCuda.OfTokensOrChoicesThatComeLate"),
     ("experts: the second kernel does not wait for the first", "ops/routing/moe_decode_cuda.cu",
      "dots(w, args.hidden);\n    wait_for_kernel_before();", "dots(w, args.hidden);", "ops/routing/moe_decode_cuda.cu",
-     "MoeDecodeCuda.AsOnTheCpu"),
+     "MoeDecodeCuda.OfTokensOrChoicesThatComeLate"),
     ("experts: all choices have the first one's weight", "ops/routing/moe_decode_cuda.cu",
      "args.weights[token * args.top_k + k] *", "args.weights[token * args.top_k] *", "ops/routing/moe_decode_cuda.cu",
      "MoeDecodeCuda.AsOnTheCpu"),

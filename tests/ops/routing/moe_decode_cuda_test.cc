@@ -65,9 +65,11 @@ TEST_F(MoeDecodeCuda, AsOnTheCpu) {
   }
 }
 
-// Without shared experts, the second kernel reads the choices before it waits.
+// Without shared experts, the second kernel reads the choices before it waits. With the last sizes, the first kernel is
+// long, and the second could begin meanwhile.
 TEST_F(MoeDecodeCuda, OfTokensOrChoicesThatComeLate) {
-  for (const Sizes& sizes : {Sizes{1, 5, 3, 512, 256, 512}, {1, 5, 3, 512, 256, 0}, {2, 5, 3, 512, 256, 0}}) {
+  for (const Sizes& sizes :
+       {Sizes{1, 5, 3, 512, 256, 512}, {1, 5, 3, 512, 256, 0}, {2, 5, 3, 512, 256, 0}, {1, 5, 3, 16384, 8, 0}}) {
     SCOPED_TRACE(fmt::format("{} tokens, {} shared", sizes.num_tokens, sizes.shared_hidden));
     const ArenaScope scope(arena_);
     const Operands x = make(sizes, DType::kBFloat16);
