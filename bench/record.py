@@ -9,8 +9,8 @@
 has it), and the laboratory's courses, if `make -C lab` has built them. It writes bench/records/DATE-GPU.json.gz with
 machine, libraries, commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs
 tests/gpu_mutants.py. With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same
-sources. --sanitizer [FILTER] also runs tests/compute_sanitizer.sh. --gpus PART,... also runs these parts of
-bench/gpus.py.
+sources. --sanitizer [FILTER] also runs tests/compute_sanitizer.sh. --faults MESH,... also runs tests/gpu_faults.py on
+all GPUs, and --gpus PART,... these parts of bench/gpus.py.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -65,6 +65,8 @@ SOURCES = {
     "bytes": [*TABLE_SOURCES, *TRAINING_KERNELS],
     "gpus_cells": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "bench/gpus.py", "bench/gpu.py"],
     "gpus_dispatch": [*COMMUNICATION, "src/ops/kit/*.cuh", "src/ops/quantize/*", "bench/ep_gpu_bench.cc"],
+    "faults": ["src/launch/*.*", "src/launch/watch/*", "src/run/*.*", "src/run/state/*", "src/comm/*.*",
+               "src/comm/observe/*", "tests/gpu_faults.py"],
     "decoding": [*KERNELS, *DECODING, "src/model/*.*", "src/device/cuda_graph.*", "src/generate/*",
                  "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
@@ -192,6 +194,10 @@ def make(args):
                         [sys.executable, ROOT / "tests/gpu_mutants.py", build, "--of", kind, *made]))
     if args.sanitizer:
         logs.append(run("compute_sanitizer.sh", [ROOT / "tests/compute_sanitizer.sh", build, args.sanitizer]))
+    if args.faults:
+        num_gpus = sum(key.startswith("GPU ") for key in machine)
+        logs.append(run("gpu_faults.py", [sys.executable, ROOT / "tests/gpu_faults.py", "--tessera", tessera, "--ranks",
+                                          str(num_gpus), "--only", args.faults]))
     lines = []
     for course in COURSES:
         if (ROOT / "build/lab" / course).exists():
@@ -351,6 +357,14 @@ def decoding(record):
     return table(["texts at a time", "ms", "tokens/s", "TB/s of weights"], rows)
 
 
+def faults(record):
+    """Returns the table of runs that a fault interrupted: all but what each run said."""
+    log = next(log["log"] for log in record["logs"] if log["name"] == "gpu_faults.py")
+    rows = [line.split(" | ") for line in log.splitlines() if " | " in line]
+    return table(["mesh", "the last rank was", "steps made again", "trained again after"],
+                 [[f"`{mesh}`", fault, *result[:2]] for mesh, fault, *result in rows])
+
+
 def gpus(record, part):
     """Returns the lines of a part of bench/gpus.py."""
     return [line for line in record["lines"] if line["table"] == "gpus" and line["name"].startswith(part)]
@@ -398,7 +412,7 @@ def of_bytes(record):
 
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
-         "decoding": decoding, "gpus_cells": gpus_cells, "gpus_dispatch": gpus_dispatch,
+         "decoding": decoding, "faults": faults, "gpus_cells": gpus_cells, "gpus_dispatch": gpus_dispatch,
          "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"), "lab_dispatch": course("dispatch", "GB/s")}
 
 
@@ -532,6 +546,7 @@ def main():
                        help="with tests/gpu_mutants.py, by default of what one GPU runs")
     maker.add_argument("--made", metavar="FOLDER", help="the mutants' programs are already here")
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
+    maker.add_argument("--faults", metavar="MESH,...", help="with tests/gpu_faults.py")
     maker.add_argument("--gpus", default="", metavar="PART,...", help="with these parts of bench/gpus.py")
     maker.add_argument("--seconds", type=int, default=0, help="that bench/gpus.py may take; 0: as long as it takes")
     commands.add_parser("docs", help="writes the docs' figures anew from their records")

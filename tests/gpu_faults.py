@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Injects faults into runs on this machine's GPUs under `tessera launch`, and prints how each run recovered.
 
-    tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 400]
+    tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 120]
 
 A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank. A
 rank that is killed or stopped must be replaced, and the run must train on from a copy in memory. A step in which a
 gradient is NaN once must be made again. Every run must end with the losses and gradient norms of an undisturbed one, to
-the last bit, also in steps that were made twice. The script prints a line per run: the step with the fault, the steps
-that were made again, and the seconds until the run trained again.
+the last bit, also in steps that were made twice. The script prints a line per run: the mesh, the fault, how many
+steps were made again, the seconds until the run trained again, and what the run said.
 Exits with status 1 if a run does not recover.
 """
 
@@ -27,7 +27,7 @@ from lab import Follower, losses, make_dataset, train_arguments  # noqa: E402
 MODEL = {
     "training.device": "cuda", "training.seq_len": 512, "training.local_batch_size": 4,
     "training.global_batch_size": 64, "training.num_threads": 4, "model.args.dim": 512, "model.args.n_layers": 6,
-    "model.args.n_heads": 4, "debug.deterministic": "true", "checkpoint.enable": "true", "checkpoint.interval": 200,
+    "model.args.n_heads": 4, "debug.deterministic": "true", "checkpoint.enable": "true", "checkpoint.interval": 60,
     "checkpoint.memory_interval": 10,
 }
 MESHES = {
@@ -121,7 +121,7 @@ def recovered(args, dataset, mesh, fault, expected):
         pid = ranks_of(run.dump).get(victim)
         if pid is None:
             raise Missed(f"rank {victim} is not running")
-        when, step = time.time(), run.follower.last_step()
+        when = time.time()
         os.kill(pid, FAULTS[fault])
         try:
             again = run.follower.wait_for(lambda made: made[1] == 2, TIMEOUT, "second attempt")
@@ -136,7 +136,7 @@ def recovered(args, dataset, mesh, fault, expected):
         if losses(run.dump) != expected:
             raise Missed("metrics.jsonl differs from that of the undisturbed run")
         twice = len(run.follower.steps) - args.steps
-        return f"fault in step {step}, {twice} steps made again, {again[0] - when:.1f} s | {run.incident()}"
+        return f"{twice} | {again[0] - when:.1f} s | {run.incident()}"
 
 
 def replayed(args, dataset, mesh, expected):
@@ -151,14 +151,14 @@ def replayed(args, dataset, mesh, expected):
             raise Missed(f"steps that were made again: {said}, expected: {step}")
         if losses(run.dump) != expected or run.follower.attempt != 1:
             raise Missed(f"attempt {run.follower.attempt}, or other losses than those of the undisturbed run")
-        return f"step {step} made again | {said[step]}"
+        return f"1 | - | {said[step]}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tessera", required=True)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--only", default=",".join(MESHES), help="meshes")
     args = parser.parse_args()
     failed = 0

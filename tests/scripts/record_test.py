@@ -130,6 +130,13 @@ class Record(unittest.TestCase):
             "| shape | payload | SMs | dispatch | combine |", "| --- | --- | --- | --- | --- |",
             "| 16B | bf16 | 24 | 638, 330 (248) |  |", "| 16B | bf16 | 16 |  | 638, 330 (248) |"])
 
+    def test_faults_become_a_table(self):
+        log = ("fsdp | killed | 6 | 5.8 s | rank 3 has died\nfsdp | nan | 1 | - | a gradient was NaN\n"
+               "direct | stopped | MISSED: no second attempt\n")
+        self.assertEqual(record.faults({"logs": [{"name": "gpu_faults.py", "log": log}]})[2:], [
+            "| `fsdp` | killed | 6 | 5.8 s |", "| `fsdp` | nan | 1 | - |",
+            "| `direct` | stopped | MISSED: no second attempt |"])
+
     def test_another_figure_fails(self):
         self.write("docs/performance.md", self.page().replace("600, 1.20", "700, 1.40"))
         self.fails("docs/performance.md:11: figures differ from their record; bench/record.py docs")
