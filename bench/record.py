@@ -66,7 +66,7 @@ SOURCES = {
     "gpus_cells": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "bench/gpus.py", "bench/gpu.py"],
     "gpus_dispatch": [*COMMUNICATION, "src/ops/kit/*.cuh", "src/ops/quantize/*", "bench/ep_gpu_bench.cc"],
     "faults": ["src/launch/*.*", "src/launch/watch/*", "src/run/*.*", "src/run/state/*", "src/comm/*.*",
-               "src/comm/observe/*", "tests/gpu_faults.py"],
+               "src/comm/observe/*", "tests/gpu_faults.py", "tests/lost_gpu.cc"],
     "decoding": [*KERNELS, *DECODING, "src/model/*.*", "src/device/cuda_graph.*", "src/generate/*",
                  "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],

@@ -4,10 +4,11 @@
     tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 120]
 
 A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank. A
-rank that is killed or stopped must be replaced, and the run must train on from a copy in memory. A step in which a
-gradient is NaN once must be made again. Every run must end with the losses and gradient norms of an undisturbed one, to
-the last bit, also in steps that were made twice. The script prints a line per run: the mesh, the fault, how many
-steps were made again, the seconds until the run trained again, and what the run said.
+rank that is killed or stopped, or loses its GPU, must be replaced, and the run must train on from a copy in memory. A
+lost GPU is one whose every call fails, until another process uses it (tests/lost_gpu.cc). A step in which a gradient is
+NaN once must be made again. Every run must end with the losses and gradient norms of an undisturbed one, to the last
+bit, also in steps that were made twice. The script prints a line per run: the mesh, the fault, how many steps were made
+again, the seconds until the run trained again, and what the run said.
 Exits with status 1 if a run does not recover.
 """
 
@@ -35,7 +36,7 @@ MESHES = {
     "direct": {"parallelism.expert_parallel_degree": "RANKS", "parallelism.expert_parallel_comm_backend": "direct"},
     "standard": {"parallelism.expert_parallel_degree": "RANKS", "parallelism.expert_parallel_comm_backend": "standard"},
 }
-FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+FAULTS = ("killed", "stopped", "gpu lost", "nan")
 TIMEOUT = 120  # seconds after which a run is given up
 
 
@@ -73,7 +74,11 @@ class Run:
         command = [args.tessera, "launch", "--ranks-per-node", str(args.ranks), "--", "train", *words.values()]
         self.follower = Follower(self.dump)
         self.follower.start()
-        environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        self.lost_gpus = os.path.join(folder, "lost_gpus")
+        os.makedirs(self.lost_gpus)
+        library = pathlib.Path(args.tessera).resolve().parents[2] / "tests/liblost_gpu.so"
+        environment = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                                    "CUDA_INJECTION64_PATH": str(library), "TESSERA_LOST_GPU": self.lost_gpus}
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                             env=environment)
@@ -95,6 +100,12 @@ class Run:
         if status != 0:
             raise Missed(f"status {status}: ...{self.said()}")
         self.follower.end()
+
+    def inject(self, fault, pid):
+        if fault == "gpu lost":
+            pathlib.Path(self.lost_gpus, str(pid)).touch()
+        else:
+            os.kill(pid, {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[fault])
 
     def said(self):
         return pathlib.Path(self.log).read_text()[-800:]
@@ -122,7 +133,7 @@ def recovered(args, dataset, mesh, fault, expected):
         if pid is None:
             raise Missed(f"rank {victim} is not running")
         when = time.time()
-        os.kill(pid, FAULTS[fault])
+        run.inject(fault, pid)
         try:
             again = run.follower.wait_for(lambda made: made[1] == 2, TIMEOUT, "second attempt")
         except TimeoutError:
@@ -168,7 +179,7 @@ def main():
         for mesh in args.only.split(","):
             try:
                 expected = undisturbed(args, dataset, mesh)
-                for fault in (*FAULTS, "nan"):
+                for fault in FAULTS:
                     # When all ranks are stopped, the launcher takes it for a suspended run, and waits.
                     if fault == "stopped" and args.ranks == 1:
                         continue
