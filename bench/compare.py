@@ -1,4 +1,4 @@
-"""Tokens/s of the training step: Tessera against PyTorch, on the same machine, in turns.
+"""Tokens/s of the training step: Tessera against PyTorch, on the same CPU, in turns.
 
 The peer is bench/reference/torch_train.py with PyTorch's own kernels (scaled_dot_product_attention, fused AdamW). Its
 best setting is found first: attention kind, how bfloat16 is kept, and threads. Then both run in turns, so that a drift
@@ -46,8 +46,9 @@ def main() -> None:
     args = parser.parse_args()
 
     def tessera(dtype: str) -> list[str]:
-        return [args.tessera, "bench", "step", "--steps=8", "--warmup=2", f"--training.seq_len={args.seq_len}",
-                f"--training.local_batch_size={args.batch_size}", f"--training.mixed_precision_param={dtype}"]
+        return [args.tessera, "bench", "step", "--steps=8", "--warmup=2", "--training.device=cpu",
+                f"--training.seq_len={args.seq_len}", f"--training.local_batch_size={args.batch_size}",
+                f"--training.mixed_precision_param={dtype}"]
 
     def torch(dtype: str, steps: int, extra: tuple[str, ...]) -> list[str]:
         return [args.python, str(PEER), f"--dtype={dtype}", f"--seq-len={args.seq_len}",

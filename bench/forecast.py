@@ -126,7 +126,8 @@ def measure(tessera, forecast_file, rounds, steps):
     for turn in range(rounds):
         for name in forecast:
             num_ranks, run = RUNS[name]
-            lines = output_of([tessera, "bench", "step", "--steps", str(steps), "--warmup", "2", *run], num_ranks)
+            lines = output_of([tessera, "bench", "step", "--training.device=cpu", "--steps", str(steps), "--warmup", "2",
+                               *run], num_ranks)
             line = next(line for line in lines.splitlines() if line.startswith("{"))
             times[name].append(json.loads(line)["step_ms"])
         print(f"round {turn + 1} of {rounds}", file=sys.stderr)
@@ -150,6 +151,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
+    if args.what == "predict" and not args.out:
+        parser.error("predict needs --out")
+    if args.what == "measure" and not args.forecast:
+        parser.error("measure needs --forecast")
     if args.what == "predict":
         return predict(args.tessera, args.ranks, args.out)
     with tempfile.TemporaryDirectory() as folder:

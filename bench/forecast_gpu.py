@@ -153,6 +153,8 @@ def main():
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--measure", type=pathlib.Path, metavar="FORECAST", help="make its runs, and compare")
     args = parser.parse_args()
+    if args.predict and not args.out:
+        parser.error("--predict needs --out")
     if args.predict:
         return write_blind(args.out, args.predict, args.tessera, args.clusters)
     if args.measure:

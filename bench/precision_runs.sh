@@ -7,7 +7,7 @@ set -euo pipefail
 tessera=$1
 folder=${2:-outputs/precision}
 source "$(dirname "$0")/precision_sides.sh"
-base="configs/debugmodel.toml $common --training.local_batch_size=2 --training.seq_len=256 \
+base="configs/debugmodel.toml $common --training.device=cpu --training.local_batch_size=2 --training.seq_len=256 \
 --checkpoint.interval=500 --checkpoint.keep_latest_k=1"
 sides=()
 for precision in bf16 mxfp8 mxfp8_wgrad_with_hp fp8_blockwise; do

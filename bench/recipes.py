@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The training step of every low-precision recipe against bfloat16, in turns on one machine.
+"""The training step of every low-precision recipe against bfloat16, in turns on the CPU of one machine.
 
     bench/recipes.py --tessera build/release/src/app/tessera [--rounds 3] [--steps 5]
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 LIMIT = 1.5
-SHAPE = ["--training.seq_len=512", "--training.local_batch_size=4"]
+SHAPE = ["--training.device=cpu", "--training.seq_len=512", "--training.local_batch_size=4"]
 CONVERTERS = "--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"
 RECIPES = ["mxfp8", "mxfp8_wgrad_with_hp", "mxfp8_emulated", "fp8_blockwise"]
 

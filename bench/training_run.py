@@ -1,4 +1,4 @@
-"""Starts programs on several ranks, and runs `tessera train` on one or several, for benchmarks."""
+"""Starts programs on several ranks, and runs `tessera train` on CPUs with one or several, for benchmarks."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def train(args, num_ranks, options, launch=False):
             command = [args.tessera, "launch", "--ranks-per-node", str(num_ranks), "--", "train"]
         elif num_ranks > 1:
             command = mpirun(num_ranks) + command
-        command += [f"--training.dataset_path={args.dataset}", f"--job.dump_folder={folder}"]
+        command += ["--training.device=cpu", f"--training.dataset_path={args.dataset}", f"--job.dump_folder={folder}"]
         done = subprocess.run(command + ["--metrics.log_freq=1"] + options, check=True, capture_output=True, text=True,
                               env=os.environ | AS_ROOT)
         lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").open()]

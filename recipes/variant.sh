@@ -16,8 +16,10 @@ case $model in
 esac
 case $precision in
   bf16) ;;
-  # MXFP8 is for the routed experts' grouped GEMMs. With 671b, the copies that they keep need GPUs larger than an H200.
-  mxfp8) arguments+=(--model.converters=quantize.grouped_mm.mx) ;;
+  # MXFP8 is for the routed experts' grouped GEMMs. With 671b, quantized weights that are kept need more than an H200.
+  mxfp8)
+    arguments+=(--model.converters=quantize.grouped_mm.mx)
+    if [[ $model == 671b ]]; then arguments+=(--quantize.keep_weights=false); fi ;;
   *) echo "variant.sh: unknown precision '$precision'; expected bf16 or mxfp8" >&2; usage ;;
 esac
 case $exchange in

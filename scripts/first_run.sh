@@ -14,7 +14,7 @@ checkpoints=$(value_of job dump_folder)/$(value_of checkpoint folder)
 if [[ -z $(find "$checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null) ]]; then
   echo "timing a step" >&2
   milliseconds=$("$tessera" bench step "$config" "${arguments[@]}" --steps 1 --warmup 0 2>/dev/null |
-    sed -n 's/.*"step_ms":\([0-9.e+-]*\).*/\1/p')
+    sed -n 's/.*"step_ms":\([0-9.e+-]*\).*/\1/p') || milliseconds=  # the run itself then says what is wrong
   if [[ -n $milliseconds ]]; then
     # Steps take at most 270 s. The rest is for validations and checkpoints.
     read -r minutes fitting < <(awk -v ms="$milliseconds" -v n="$steps" \

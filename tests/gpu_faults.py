@@ -5,7 +5,7 @@
 
 A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank. A
 rank that is killed or stopped, or loses its GPU, must be replaced, and the run must train on from a copy in memory. A
-lost GPU is one whose every call fails, until another process uses it (tests/lost_gpu.cc). A step in which a gradient is
+lost GPU: a kernel traps, and each later call of CUDA in that process fails (tests/lost_gpu.cc). A step in which a gradient is
 NaN once must be made again. Every run must end with the losses and gradient norms of an undisturbed one, to the last
 bit, also in steps that were made twice. The script prints a line per run: the mesh, the fault, how many steps were made
 again, the seconds until the run trained again, and what the run said.

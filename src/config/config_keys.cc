@@ -80,7 +80,7 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   }
   t.refuse("model.tokenizer_path", kValue, "TorchTitan's older name of model.hf_assets_path");
   t.refuse("job.save_config_file", kValue, "saving the configuration to a file (--print-config prints it)");
-  t.refuse("profiling.enable_memory_snapshot", kFlag, "memory snapshots");
+  t.refuse("profiling.enable_memory_snapshot", kFlag, "a snapshot of the memory");
   t.refuse("metrics.enable_wandb", kFlag, "Weights & Biases");
   t.refuse("optimizer.early_step_in_backward", kFlag, "an optimizer inside the backward");
   t.refuse("training.enable_cpu_offload", kFlag, "offloading to the CPU");
