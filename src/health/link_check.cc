@@ -24,7 +24,7 @@ class LinkCheck {
         options_(options),
         size_(world.size()),
         columns_(std::max<std::int64_t>(1, options.num_bytes / (4 * kRows * size_)) * size_),
-        arena_(static_cast<std::size_t>(3 * kRows * columns_ * 4 + 4096),
+        arena_(static_cast<std::size_t>(2 * kRows * columns_ * 4 + 4096),
                runtime == nullptr ? Device::kCpu : Device::kCuda),
         out_(arena_.allocate({kRows, columns_}, DType::kFloat32)),
         in_(arena_.allocate({kRows, columns_}, DType::kFloat32)) {}

@@ -351,14 +351,24 @@ class LeftoverProbe : public Probe {
     return line.find(std::string_view("\0health\0", 8)) != std::string::npos;
   }
 
+  /// Adds the size of a regular file. Anything else has none.
+  static void add_file(const fs::path& path, double& num_bytes) {
+    std::error_code unreadable;
+    const std::uintmax_t size = fs::is_regular_file(path, unreadable) ? fs::file_size(path, unreadable) : 0;
+    if (!unreadable) num_bytes += static_cast<double>(size);
+  }
+
   void look_at_shared_memory(std::vector<Finding>& findings) const {
     double num_bytes = 0.0;
     std::error_code unreadable;
     for (const std::string& name : sysroot_.names("/dev/shm")) {
       if (name.starts_with("tessera-")) continue;
       const fs::path path = sysroot_ / ("/dev/shm/" + name);
-      const std::uintmax_t size = fs::is_regular_file(path, unreadable) ? fs::file_size(path, unreadable) : 0;
-      if (!unreadable) num_bytes += static_cast<double>(size);
+      add_file(path, num_bytes);
+      for (fs::recursive_directory_iterator entry(path, unreadable), end; !unreadable && entry != end;
+           entry.increment(unreadable)) {
+        add_file(entry->path(), num_bytes);
+      }
     }
     if (num_bytes <= limits_.leftover_bytes) return;
     findings.push_back({.signal = "leftoverMemory",

@@ -19,8 +19,7 @@
 #include "ops/runtime/inventory.h"
 #include "run/record/run_info.h"
 #include "system/host_name.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration)
+#include "system/nccl_settings.h"
 
 namespace tessera {
 namespace {
@@ -164,7 +163,6 @@ void look_at(const NodeFacts& node, std::string_view version, Findings& findings
 NodeFacts take_node_facts(const std::vector<fs::path>& folders, const std::string& token) {
   const cuda::Inventory inventory = cuda::take_inventory();
   NodeFacts facts{.name = {},
-                  .host = host_name(),
                   .version = version(),
                   .driver = inventory.driver,
                   .memory_bytes = static_cast<double>(machine_memory_bytes()),
@@ -186,18 +184,12 @@ NodeFacts take_node_facts(const std::vector<fs::path>& folders, const std::strin
   }
   facts.missing_interfaces = missing_interfaces();
   for (const fs::path& folder : folders) facts.folders[folder.string()] = problem_of(folder, token);
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    if (text.starts_with("NCCL_")) {
-      facts.nccl_settings[std::string(text.substr(0, text.find('=')))] = text.substr(text.find('=') + 1);
-    }
-  }
+  facts.nccl_settings = nccl_settings();
   return facts;
 }
 
 nlohmann::ordered_json to_json(const NodeFacts& facts) {
-  return {{"host", facts.host},
-          {"version", facts.version},
+  return {{"version", facts.version},
           {"driver", facts.driver},
           {"nccl", facts.nccl},
           {"gpus", facts.gpus},
@@ -216,7 +208,6 @@ NodeFacts node_facts_from_json(const nlohmann::json& json) {
   try {
     const nlohmann::json& locked = json.at("locked_memory_bytes");
     return {.name = {},
-            .host = json.at("host").get<std::string>(),
             .version = json.at("version").get<std::string>(),
             .driver = json.at("driver").get<std::string>(),
             .nccl = json.at("nccl").get<std::string>(),

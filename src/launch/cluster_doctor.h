@@ -14,7 +14,7 @@ namespace tessera {
 struct NodeFacts {
   std::string name;                            // the engine's name for the node
   std::string problem = {};                    // reason why nothing is known of the node; the rest is then empty
-  std::string host = {}, version = {};         // of the machine; of Tessera
+  std::string version = {};                    // of Tessera
   std::string driver = {}, nccl = {};          // empty: none
   std::vector<std::string> gpus = {};          // their names
   double clock_ahead = 0.0;                    // time by which its clock is ahead of the asking machine's, in seconds

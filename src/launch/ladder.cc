@@ -46,15 +46,14 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
 
   const int before = failures_of_node_[failure.node]++;
   if (failure.step > 0 && failure.kind != Kind::kRankSlow && failure.kind != Kind::kNodeSick) {
-    std::map<std::string, int>& nodes = at_step_[failure.step];
-    ++nodes[failure.node];
-    int failures = 0;
-    for (const auto& [node, count] : nodes) failures += count;
-    const bool is_on_other_hardware = nodes.size() > 1 && (failure.kind == Kind::kNonFinite || failures > 2);
-    if (is_on_other_hardware || failures >= kFailuresOfStep) {
+    FailuresOfStep& step = failures_of_step_[failure.step];
+    ++step.count;
+    if (failure.kind == Kind::kNonFinite && !failure.node.empty()) step.not_finite_on.insert(failure.node);
+    const bool is_on_other_hardware = step.not_finite_on.size() > 1;
+    if (is_on_other_hardware || step.count >= kFailuresOfStep) {
       return {Action::kStop, fmt::format("step {} failed {} times{}: the program or the data is at fault, not the "
                                          "hardware",
-                                         failure.step, failures, nodes.size() > 1 ? ", on different nodes" : "")};
+                                         failure.step, step.count, is_on_other_hardware ? ", on different nodes" : "")};
     }
   }
   switch (failure.kind) {
@@ -73,7 +72,7 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
     default:
       break;
   }
-  if (before > 0 && num_spares > 0 && !failure.node.empty()) {
+  if (before > 0 && !failure.node.empty()) {
     return replace(failure, num_spares, fmt::format("{} has failed {} times", failure.node, before + 1));
   }
   return {Action::kRestart, "a first failure may pass"};

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "base/exit_status.h"
@@ -41,12 +42,17 @@ class Ladder {
   void forget_failures(const std::string& node) { failures_of_node_.erase(node); }
 
  private:
+  struct FailuresOfStep {
+    int count = 0;                             // of ranks, whatever their kind
+    std::set<std::string> not_finite_on = {};  // nodes that were blamed because the step was not finite there
+  };
+
   Decision replace(const Failure& failure, int num_spares, const std::string& why) const;
 
   HourlyLimit restarts_;
   bool can_requeue_;
   std::map<std::string, int> failures_of_node_;  // number of failures for which a node's ranks were blamed
-  std::map<std::int64_t, std::map<std::string, int>> at_step_;  // failures of ranks, by step and node
+  std::map<std::int64_t, FailuresOfStep> failures_of_step_;
 };
 
 }  // namespace tessera

@@ -25,7 +25,6 @@ void LaunchRecord::write_incident(const Incident& incident) {
     counted_incident_ = incident.number;
     ++incidents_by_kind_[std::string(name_of(incident.failure.kind))];
   }
-  create_folder(folder_ / kIncidentsFolderName);
   writer_.write(folder_ / kIncidentsFolderName / fmt::format("{}.json", incident.number),
                 json_text(to_json(incident), 2) + "\n");
 }

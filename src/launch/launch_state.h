@@ -5,7 +5,7 @@
 //    "job": {"id": "4711", "restarts": 0}, "time": 1764000000.0, "begin": 1763990000.0,
 //    "step": 120, "num_steps": 300, "step_seconds": 0.5,
 //    "nodes": [{"name": "n1", "role": "active", "silent_seconds": 0.2}, ...],
-//    "incidents": 2, "seconds_lost": 17.5, "exit_status": null}
+//    "incidents": 2, "seconds_lost": 17.5, "effective_training_time": 0.99, "exit_status": null}
 //
 // launcher-lost.json beside it records when the job of a lost launcher was requeued. A watcher outside of the job
 // writes it.

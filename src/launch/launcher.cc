@@ -66,15 +66,17 @@ struct Recovery {
   std::optional<Incident> healing;       // set until the run is as far as before, or fails again
   std::int64_t step_before_failure = 0;  // the run has healed when it reaches this step again
   std::optional<Incident> differed;      // replicas differed; set until a replay has shown whose state was wrong
-  Stopwatch since_looked;                // for that replay
-  double last_seconds_lost = 0.0;
-  bool slow_is_told = false;  // a warning says that a rank is slow and has no spare
+  std::vector<std::string> nodes_that_differed;  // the nodes of that attempt, in the order of ranks
+  Stopwatch since_looked;                        // for that replay
+  bool slow_is_told = false;                     // a warning says that a rank is slow and has no spare
 
+  bool is_healing(const Incident& incident) const { return healing && healing->number == incident.number; }
   /// Ends the healing at Unix time `end`. Returns the incident, with what it has cost.
   Incident end_healing(double end) {
+    const bool has_differed = differed && is_healing(*differed);
     Incident incident = *std::exchange(healing, std::nullopt);
-    last_seconds_lost = std::max(0.0, end - incident.lost_from);
-    incident.seconds_lost = last_seconds_lost;
+    incident.seconds_lost = std::max(0.0, end - incident.lost_from);
+    if (has_differed) differed = incident;
     return incident;
   }
 };
@@ -308,10 +310,12 @@ class Launcher {
     if (what == "hello" || what == "beat") take_health(*node, message.body);
     if (what == "hello") {
       const std::string other_version = message.body.value("version", "");
-      if (other_version != version()) {
-        node->problem =
-            fmt::format("it runs Tessera {}, this is {}: install the same program", other_version, version());
-      }
+      const std::string problem =
+          other_version == version()
+              ? ""
+              : fmt::format("it runs Tessera {}, this is {}: install the same program", other_version, version());
+      if (!problem.empty() && nodes_.keeps_monitors()) spdlog::warn("{}: {}", node->name, problem);
+      node->problem = problem;
       node->has_come = true;
       node->between_tries = kBetweenTries;
       if (node->role == NodeRole::kDrained && node->sickness.empty()) node->role = NodeRole::kLost;
@@ -336,7 +340,7 @@ class Launcher {
     node.is_sickness_told = false;
     if (node.role != NodeRole::kDrained) return;
     if (!node.check_before_drain) node.check_before_drain = node.active_check;  // the daemon was silent at the drain
-    if (!node.is_drained_as_sick && *node.active_check <= *node.check_before_drain) return;
+    if (*node.active_check <= *node.check_before_drain) return;
     spdlog::info("{} has passed its active check: it is a spare once its old ranks have ended", node.name);
     // A node that was drained with the daemon's reason is returned by `tessera health act`.
     if (!node.is_drained_as_sick) scheduler_.tell(engine_->undrain(node.name, node.drain_reason));
@@ -368,6 +372,7 @@ class Launcher {
   }
 
   void answer_beat(LaunchNode& node, const Message& message) {
+    if (!node.problem.empty() && node.role != NodeRole::kActive) return;  // its monitor ends, and is started again
     if (node.role == NodeRole::kLost) {
       // The node is back after a reboot, a broken link or a freeze. Nothing of what it did before may be left.
       if (node.ended < state().attempt - 1) {
@@ -508,7 +513,7 @@ class Launcher {
       pump();
       for (; told < stop_.count; ++told) {
         if (told == 0) spdlog::info("signal {}: the run saves and ends; a second one ends it at once", stop_.signal);
-        kill(attempt_.process, told == 0 ? SIGUSR1 : SIGKILL);  // mpirun and srun pass SIGUSR1 on
+        if (!attempt_.status) kill(attempt_.process, told == 0 ? SIGUSR1 : SIGKILL);  // mpirun, srun pass SIGUSR1 on
       }
       note_progress();
       if (std::optional<Failure> failure = find_wrong_state()) return failure;
@@ -567,18 +572,22 @@ class Launcher {
     recovery_.since_looked = {};
     const std::optional<WrongState> found = find_replayed_state(dump_folder(), state().attempt);
     if (!found) return std::nullopt;
-    Incident incident = *std::exchange(recovery_.differed, std::nullopt);
+    std::optional<Incident> differed = std::exchange(recovery_.differed, std::nullopt);
     if (found->ranks.empty()) return std::nullopt;
+    Incident& incident = recovery_.is_healing(*differed) ? *recovery_.healing : *differed;
     Failure& failure = incident.failure;
     failure.rank = static_cast<int>(found->ranks.front());
-    failure.node = attempt_.watch->node_of(*failure.rank);
+    // The rank may have moved to another node since.
+    failure.node = recovery_.nodes_that_differed.at(static_cast<std::size_t>(*failure.rank) /
+                                                    static_cast<std::size_t>(options_.ranks_per_node));
     failure.sure = Certainty::kCertain;
     failure.evidence.push_back(fmt::format("the replay of step {} gives another state than rank {} on {} had",
                                            found->step, *failure.rank, failure.node));
-    if (recovery_.healing && recovery_.healing->number == incident.number) recovery_.healing->failure = failure;
-    incident.resumed_step = attempt_.watch->first_step() - 1;
-    incident.seconds_lost = recovery_.last_seconds_lost;
     record_.write_incident(incident);
+    if (nodes_.find(failure.node)->role != NodeRole::kActive) {
+      spdlog::warn("{}; it trains no more", failure.evidence.back());
+      return std::nullopt;
+    }
     if (nodes_.num_spares(now()) > 0) return failure;
     spdlog::warn("{}; there is no spare for it", failure.evidence.back());
     return std::nullopt;
@@ -622,7 +631,7 @@ class Launcher {
   /// Counts what the incident has cost until `end`, when the run is as far as before, or has failed again.
   void end_healing(double end) {
     const Incident incident = recovery_.end_healing(end);
-    state().seconds_lost += recovery_.last_seconds_lost;
+    state().seconds_lost += *incident.seconds_lost;
     record_.write_incident(incident);
   }
 
@@ -648,7 +657,10 @@ class Launcher {
     write_state("recovering");
     attempt_.watch.reset();
     const Action action = incident.decision.action;
-    if (incident.failure.kind == FailureKind::kWeightsDiffer && !incident.failure.rank) recovery_.differed = incident;
+    if (incident.failure.kind == FailureKind::kWeightsDiffer && !incident.failure.rank) {
+      recovery_.differed = incident;
+      recovery_.nodes_that_differed = nodes_.active();
+    }
     recovery_.healing = std::move(incident);
     if (action == Action::kRestart || action == Action::kReplace) return true;
     exit_status_ = static_cast<int>(recovery_.healing->decision.status);

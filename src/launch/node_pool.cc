@@ -24,7 +24,8 @@ std::string name_of(NodeRole role) {
 }
 
 bool LaunchNode::is_ready(double now) const {
-  return role == NodeRole::kSpare && sickness.empty() && has_come && closed == 0.0 && now - seen < kMonitorRestart;
+  return role == NodeRole::kSpare && problem.empty() && sickness.empty() && has_come && closed == 0.0 &&
+         now - seen < kMonitorRestart;
 }
 
 void LaunchNode::drain(bool as_sick) {
@@ -93,7 +94,7 @@ void NodePool::reap(double now) {
     if (node.input >= 0) close(node.input);
     node.input = -1;
     if (node.closed == 0.0) node.closed = now;
-    const bool is_expected = node.has_come && node.role != NodeRole::kLost;
+    const bool is_expected = node.has_come && (node.role == NodeRole::kActive || node.role == NodeRole::kSpare);
     node.next_try = is_expected ? now : now + node.between_tries;
     if (!is_expected) node.between_tries = std::min(kLongestBetweenTries, 1.5 * node.between_tries);
     if (keeps_monitors_ && node.role == NodeRole::kActive) {

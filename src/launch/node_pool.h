@@ -1,5 +1,5 @@
-// The nodes that a launch has. It knows which of them train and which are in reserve, and the processes that run their
-// monitors. Times are in seconds on a monotonic clock, if nothing else is said.
+// The nodes of a launch: which of them train, which are in reserve, and which processes run their monitors. Times are
+// in seconds on a monotonic clock, if nothing else is said.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// The number of seconds that a node has for a new connection after that to its monitor has ended.
+/// How many seconds a node may be without a connection to its monitor. After that it is lost.
 inline constexpr double kMonitorRestart = 2.0;
 /// The number of seconds between the first two tries to reach a lost node. The time grows with each try.
 inline constexpr double kBetweenTries = 5.0;

@@ -281,7 +281,7 @@ class CloudTest(unittest.TestCase):
         # There is no spare, so the launcher asks for a node, and Slurm has the cloud start one.
         self.wait_for("a new node in the place of the sick one",
                       lambda: self.roles().get(other) == "active" and self.roles()[sick] == "drained", 90)
-        self.assertTrue(daemons.is_drained(sick))
+        self.assertTrue(self.lab.is_drained(sick))
         # A machine that compiles beside this makes 10 steps per second.
         self.wait_for("the run's end", lambda: "COMPLETED" in self.lab.run("head", "scontrol", "show", "job", job, check=False), 300)
         self.assertEqual(losses(self.dump), expected)

@@ -433,6 +433,8 @@ def undrain(run, node):
     """Returns a drained node to the run, and waits until it is a spare."""
     run.lab.run("head", run.lab.tessera, "undrain", run.dump, node)
     wait_until_spare(run, node)
+    if run.engine == "slurm" and not wait_for(lambda: not run.lab.is_drained(node), 15):
+        raise Missed(f"Slurm still has {node} drained")
 
 
 def wait_until_spare(run, node):
@@ -455,11 +457,11 @@ def follow_finding(run, row, node, signal_name):
 def follow_active_check(run, row, node):
     """Checks that the node is drained until its active check has passed, and is a spare then."""
     slurm = run.engine == "slurm"
-    if slurm and not wait_for(lambda: run.daemons.is_drained(node), 15):
+    if slurm and not wait_for(lambda: run.lab.is_drained(node), 15):
         row.missed.append(f"Slurm has not drained {node}")
     run.daemons.check(node)
     wait_until_spare(run, node)
-    if slurm and not wait_for(lambda: not run.daemons.is_drained(node), 15):
+    if slurm and not wait_for(lambda: not run.lab.is_drained(node), 15):
         row.missed.append(f"Slurm still has {node} drained")
 
 

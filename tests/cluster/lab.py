@@ -1,6 +1,7 @@
 """Runs the cluster in a box (lab.sh), and `tessera train` in it, for the tests and for faults.py."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -57,6 +58,10 @@ class Lab:
         if self.given_tessera:
             shutil.copy2(self.given_tessera, self.tessera)
             make_dataset(self.tessera, self.dataset)
+
+    def is_drained(self, node):
+        """Returns whether Slurm has the node drained."""
+        return "DRAIN" in re.search(r"State=(\S+)", self.run("head", "scontrol", "-o", "show", "node", node)).group(1)
 
     def down(self):
         self.script("down")

@@ -1,6 +1,5 @@
 """Runs health daemons on the nodes of a lab. Files stand in for GPUs and ports, and faults change these files."""
 import os
-import re
 import subprocess
 import time
 
@@ -74,9 +73,6 @@ class Daemons:
         self.repair(node)
         time.sleep(2 * PERIOD)
         self.lab.run(node, *self.active_check(node))
-
-    def is_drained(self, node):
-        return "DRAIN" in re.search(r"State=(\S+)", self.lab.run("head", "scontrol", "-o", "show", "node", node)).group(1)
 
     def end(self):
         for node in self.nodes:

@@ -63,6 +63,9 @@ TEST(JobConfig, NumbersThatCannotWork) {
   EXPECT_THAT(error_of("", {"--training.local_batch_size=3", "--training.global_batch_size=4"}),
               HasSubstr("not a multiple"));
   EXPECT_THAT(error_of("", {"--model.args.qk_rope_head_dim=7"}), HasSubstr("even"));
+  EXPECT_THAT(error_of("", {"--model.args.n_heads=1048576", "--model.args.v_head_dim=1048576",
+                            "--model.args.kv_lora_rank=16777216"}),
+              HasSubstr("more than 2^50 parameters"));
   EXPECT_THAT(error_of("", {"--optimizer.beta2=0.999", "--optimizer.state_dtype=bfloat16"}),
               AllOf(HasSubstr("optimizer.beta2 is 0.999"), HasSubstr("at most 0.98")));
   EXPECT_THAT(error_of("", {"--model.flavor=17B"}), AllOf(HasSubstr("17B"), HasSubstr("671B")));

@@ -177,7 +177,7 @@ TEST_F(NodeProbes, Leftovers) {
   set_process(30, "python3", 1000, 'D');
   set_process(31, "tessera", 0);
   set("proc/31/cmdline", std::string("tessera\0train\0", 14));
-  set("dev/shm/large", std::string(1000, 'x'));
+  set("dev/shm/run7/memory/large", std::string(1000, 'x'));
   EXPECT_THAT(look(*probe),
               ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 30", "leftoverProcess process 31"));
 }

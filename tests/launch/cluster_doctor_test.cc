@@ -19,7 +19,6 @@ std::vector<NodeFacts> healthy() {
   std::vector<NodeFacts> nodes;
   for (const char* name : {"n1", "n2", "n3", "n4"}) {
     nodes.push_back({.name = name,
-                     .host = name,
                      .version = "1.0",
                      .driver = "580",
                      .nccl = "2.28",
@@ -99,7 +98,7 @@ TEST(ClusterDoctor, FactsSurviveTheirJson) {
   EXPECT_EQ(read.version, facts.version);
   EXPECT_EQ(take_node_facts({scratch.path()}, "another").folders.at(scratch.path().string()),
             "is another folder there, not the same one");
-  expect_error([] { node_facts_from_json({{"host", 5}}); }, {"a node's answer"});
+  expect_error([] { node_facts_from_json({{"version", 5}}); }, {"a node's answer"});
 }
 
 }  // namespace

@@ -54,6 +54,24 @@ TEST(Ladder, AStepThatIsNotFiniteOnOtherHardwareStopsTheRun) {
   EXPECT_THAT(second.reason, HasSubstr("on different nodes"));
 }
 
+// Only steps that were not finite say something about the step. Another failure there may have any reason.
+TEST(Ladder, AStepThatWasNotFiniteOnOneNodeIsTriedElsewhere) {
+  Ladder ladder(10, false);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1"), 2, 0).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kNonFinite, "n2"), 2, 1).action, Action::kReplace);
+  Ladder of_unknown(10, false);
+  EXPECT_EQ(of_unknown.decide(failure(FailureKind::kNonFinite, ""), 2, 0).action, Action::kRestart);
+  EXPECT_EQ(of_unknown.decide(failure(FailureKind::kNonFinite, "n1"), 2, 1).action, Action::kReplace);
+}
+
+TEST(Ladder, ASecondFailureWithoutASpareSaysSo) {
+  Ladder ladder(10, false);
+  ladder.decide(failure(FailureKind::kRankDied, "n1", 5), 0, 0);
+  const Decision second = ladder.decide(failure(FailureKind::kRankDied, "n1", 9), 0, 1);
+  EXPECT_EQ(second.action, Action::kRestart);
+  EXPECT_THAT(second.reason, HasSubstr("n1 has failed 2 times, and there is no spare"));
+}
+
 TEST(Ladder, ALossSpikeStopsTheRunAndCostsNoNode) {
   Ladder ladder(10, false);
   const Decision decision = ladder.decide(failure(*kind_of_status(76), "n1", 40), 2, 0);

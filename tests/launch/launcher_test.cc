@@ -130,10 +130,14 @@ class SickNodes : public LauncherTest {
   SickNodes() { options_.health_folder = scratch_ / "health"; }
 
   /// Writes a verdict of n1's daemon. All nodes here see one folder, and n2 must not take the verdict for its own.
-  void judge(HealthLevel level) const {
+  void judge(HealthLevel level, double active_check = 0.0) const {
     const std::string reason = level == HealthLevel::kBad ? "[node_problem] gpuXid: GPU 3: XID 79" : "";
     fs::create_directories(options_.health_folder);
-    write_verdict(options_.health_folder, {.node = "n1", .time = unix_time(), .level = level, .reason = reason});
+    write_verdict(options_.health_folder, {.node = "n1",
+                                           .time = unix_time(),
+                                           .level = level,
+                                           .reason = reason,
+                                           .active_check = active_check});
   }
 };
 
@@ -161,10 +165,19 @@ TEST_F(SickNodes, AVerdictThatIsOldSaysNothing) {
 TEST_F(SickNodes, ComeBackAfterTheirActiveCheck) {
   options_.num_spares = 1;
   judge(HealthLevel::kBad);
-  const auto heal = [&](std::size_t) { judge(HealthLevel::kOk); };
+  const auto heal = [&](std::size_t) { judge(HealthLevel::kOk, unix_time()); };
   EXPECT_EQ(run({.nodes = {"n1", "n2"}, .ranks = {"sleep 3"}, .before_ranks = heal}), 0) << log_;
   EXPECT_THAT(log_, HasSubstr("n1 has passed its active check"));
   EXPECT_EQ(read_launch_state(run_)->nodes.at(0).role, "spare");
+}
+
+// A daemon that was started anew knows of no fault, and of no check.
+TEST_F(SickNodes, DoNotComeBackBecauseTheirDaemonForgot) {
+  options_.num_spares = 1;
+  judge(HealthLevel::kBad);
+  const auto forget = [&](std::size_t) { judge(HealthLevel::kOk); };
+  EXPECT_EQ(run({.nodes = {"n1", "n2"}, .ranks = {"sleep 3"}, .before_ranks = forget}), 0) << log_;
+  EXPECT_EQ(read_launch_state(run_)->nodes.at(0).role, "drained");
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "launch/engines/slurm.h"
 #include "system/host_name.h"
+#include "system/nccl_settings.h"
 #include "system/shell_word.h"
 
 namespace tessera {
@@ -36,16 +37,6 @@ CommandLine mpirun(std::int64_t num_ranks, const std::vector<std::string>& varia
 }
 
 void append(CommandLine& command, const CommandLine& more) { command.insert(command.end(), more.begin(), more.end()); }
-
-/// Returns the names of NCCL's settings here. mpirun passes only its own (OMPI_*) variables to other hosts.
-std::vector<std::string> nccl_settings() {
-  std::vector<std::string> names;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text = *variable;
-    if (text.starts_with("NCCL_")) names.emplace_back(text.substr(0, text.find('=')));
-  }
-  return names;
-}
 
 class LocalEngine : public Engine {
  public:
@@ -85,8 +76,9 @@ class HostsEngine : public Engine {
                        const std::vector<std::string>& variables, const CommandLine& program) const override {
     std::vector<std::string> slots;
     for (const std::string& node : nodes) slots.push_back(fmt::format("{}:{}", node, ranks_per_node));
-    std::vector<std::string> handed_on = nccl_settings();
-    append(handed_on, variables);
+    std::vector<std::string> handed_on = variables;
+    // mpirun passes only its own variables (OMPI_*) to other hosts.
+    for (const auto& [name, value] : nccl_settings()) handed_on.push_back(name);
     CommandLine command = mpirun(static_cast<std::int64_t>(nodes.size()) * ranks_per_node, handed_on, options_);
     append(command, {"-H", fmt::format("{}", fmt::join(slots, ",")), "--map-by", "slot"});
     append(command, {"--mca", "plm_rsh_args", fmt::format("{}", fmt::join(ssh_options(), " "))});
@@ -142,6 +134,14 @@ class SlurmEngine : public Engine {
   }
   std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const override {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
+  }
+  std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const override {
+    const CommandLine resume = {"scontrol", "update", "nodename=" + node, "state=resume"};
+    if (reason.empty()) return resume;
+    // An operator may have drained it for something else meanwhile.
+    return CommandLine{"sh", "-c",
+                       fmt::format("scontrol -o show node {} | grep -qF {} && {}", shell_word(node),
+                                   shell_word(" Reason=" + reason + " ["), shell_line(resume))};
   }
   std::string job() const override { return job_; }
   /// Starts a job that expands ours (Slurm's FAQ, "job size"). When it has a node, it gives the node up, and ours takes

@@ -27,6 +27,7 @@ struct BackgroundWriter::State {
       is_writing = true;
       lock.unlock();
       try {
+        create_folder(path.parent_path());
         write_whole_file(path, text);
       } catch (const Error& error) {
         spdlog::warn("{}", error.what());

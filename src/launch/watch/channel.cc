@@ -117,7 +117,7 @@ void LauncherChannel::send(const Message& message) {
   frames.insert(frames.begin(), zmq::message_t(message.node));
   try {
     zmq::send_multipart(sockets_->router, frames, zmq::send_flags::dontwait);
-  } catch (const zmq::error_t&) {  // NOLINT(bugprone-empty-catch): a node that is gone is told of by its silence
+  } catch (const zmq::error_t&) {  // NOLINT(bugprone-empty-catch): the launcher notices a lost node by its silence
   }
 }
 

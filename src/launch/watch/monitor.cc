@@ -119,15 +119,7 @@ class Monitor {
     return options.folder;
   }
 
-  void say_hello() {
-    std::error_code unreadable;
-    channel_.send({{"say", "hello"},
-                   {"pid", ::getpid()},
-                   {"host", host_name()},
-                   {"version", version()},
-                   {"free_bytes", fs::space(options_.folder, unreadable).available},
-                   {"health", health()}});
-  }
+  void say_hello() { channel_.send({{"say", "hello"}, {"version", version()}, {"health", health()}}); }
 
   /// Returns what the node's health daemon has last reported, or null if it reports nothing.
   const nlohmann::json& health() {
@@ -156,6 +148,7 @@ class Monitor {
     if (what == "watch" && attempt > attempt_) {
       end_ranks(attempt - 1);
       attempt_ = attempt;
+      was_given_up_ = false;  // the node takes part again
       processes_.clear();
     } else if (what == "gather") {
       send_evidence(attempt);

@@ -1,16 +1,16 @@
 // The messages between a launcher and the monitors of its nodes.
 //
-//   from a monitor: {"say": "hello", "pid": 4711, "host": "n1", "version": "0.1.0+6a74773", "free_bytes": 123,
-//                    "health": null}
+//   from a monitor: {"say": "hello", "version": "0.1.0+6a74773", "health": null}
 //                   {"say": "beat", "attempt": 3, "ranks": [...],              several times a second
 //                    "health": {"is_bad": true, "reason": "[node_problem] gpuXid: GPU 3: ...",   of its health daemon
 //                               "active_check": 1764000000.0}}   when the last one passed
-//                   {"say": "evidence", "attempt": 3, "processes": ["stopped", ...]} and the files of the ranks
+//                   {"say": "evidence", "attempt": 3, "processes": [2, ...]}   ProcessState of each rank, and its file
 //                   {"say": "ended", "attempt": 3, "left": [4712]}             processes that could not be ended
+//                   {"say": "quit"}                  the last one
 //   from the launcher: {"do": "watch", "attempt": 3}    and again as the answer to each beat
 //                      {"do": "gather", "attempt": 3}   send the evidence
 //                      {"do": "end", "attempt": 3}      end the ranks of this attempt and of all before
-//                      {"do": "quit"}                   end all ranks, delete the node folder, and end
+//                      {"do": "quit", "attempt": 3}     end all ranks, delete the node folder, and end
 #pragma once
 
 #include <chrono>

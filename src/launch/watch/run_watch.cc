@@ -74,23 +74,6 @@ double RunWatch::step_seconds() const {
   return step_seconds_.empty() ? 0.0 : median({step_seconds_.begin(), step_seconds_.end()});
 }
 
-bool RunWatch::all_ended() const {
-  return ranks_.size() == world_size() &&
-         std::ranges::all_of(ranks_, [](const auto& rank) { return rank.second.report.is_ended; });
-}
-
-bool RunWatch::all_ended_as_asked() const {
-  return all_ended() && std::ranges::all_of(ranks_, [](const auto& rank) {
-           const std::optional<int>& status = rank.second.report.exit_status;
-           return status && (*status == 0 || *status > 128);
-         });
-}
-
-const RankReport* RunWatch::find_rank(int rank) const {
-  const auto found = ranks_.find(rank);
-  return found == ranks_.end() ? nullptr : &found->second.report;
-}
-
 bool RunWatch::all_stopped() const {
   return ranks_.size() == world_size() &&
          std::ranges::all_of(ranks_, [](const auto& rank) { return rank.second.stopped_since.has_value(); });

@@ -21,7 +21,6 @@ struct RankReport {
   std::string section;
   double section_seconds = 0.0;  // since the section began
   std::string operation;
-  bool is_waiting = false;
   double idle_seconds = 0.0;            // total time in which it did not compute a step
   std::optional<int> exit_status = {};  // the status that it announced before it ended
   std::string end_message = {};
@@ -59,14 +58,9 @@ class RunWatch {
   std::int64_t first_step() const { return step() == 0 ? 0 : ranks_.begin()->second.report.first_step; }
   /// Returns the median duration of the last steps, or 0 if none is known.
   double step_seconds() const;
-  bool all_ended() const;
-  /// Returns whether every rank has ended and has said that all is done or that a signal asked it to stop.
-  bool all_ended_as_asked() const;
   const std::string& node_of(int rank) const {
     return nodes_[static_cast<std::size_t>(rank) / static_cast<std::size_t>(ranks_per_node_)];
   }
-  /// Returns the last report of a rank, or null if there is none.
-  const RankReport* find_rank(int rank) const;
 
  private:
   struct Node {

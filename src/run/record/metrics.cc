@@ -220,7 +220,7 @@ void MetricsWriter::publish(const StepResult& result, const Rates& rates) {
   add("info", "The run", 1.0, {{"run", options_.run_id}, {"version", version()}});
   add("step", "Last step that was made", static_cast<double>(result.step));
   add("steps", "Steps of the run", static_cast<double>(options_.num_steps));
-  add("step_time_seconds", "Unix time at which the last step was told of", unix_time());
+  add("step_time_seconds", "Unix time at which the last step was reported", unix_time());
   add("loss", "Mean cross-entropy of the step", result.loss);
   add("grad_norm", "Norm of the gradients before clipping", result.grad_norm);
   add("learning_rate", "Learning rate of the step", result.learning_rate);

@@ -92,10 +92,6 @@ std::uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-TensorBoardWriter::WallClock TensorBoardWriter::system_clock() {
-  return [] { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); };
-}
-
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step, WallClock clock)
     : clock_(std::move(clock)) {
   create_folder(folder);

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/unix_time.h"
+
 namespace tessera {
 
 using Scalars = std::vector<std::pair<std::string, double>>;
@@ -25,7 +27,7 @@ class TensorBoardWriter {
   /// Creates `folder`/events.out.tfevents.<time>.<host>.<process>. A run that resumes writes a new file beside the old
   /// ones. TensorBoard then drops the old files' events of `first_step` and later. TensorBoard reads files in the order
   /// of their names. So <time> is the clock's time, or a second after that of the latest existing file. Throws Error.
-  TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step, WallClock clock = system_clock());
+  TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step, WallClock clock = unix_time);
   ~TensorBoardWriter();
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
@@ -34,7 +36,6 @@ class TensorBoardWriter {
   void write(std::int64_t step, const Scalars& scalars);
 
   const std::filesystem::path& path() const { return path_; }
-  static WallClock system_clock();
 
  private:
   void append(std::string_view record);

@@ -27,7 +27,8 @@ class SavedModel {
   /// Returns the step of a checkpoint, or 0 for Hugging Face files.
   std::int64_t step() const { return step_; }
 
-  /// Throws Error unless the folder has exactly these tensors by name. Shapes are checked when a tensor is read.
+  /// Throws Error if Hugging Face files have other tensors than these, by name, or if a checkpoint has another number
+  /// of them. A checkpoint's names, and all shapes, are checked when a tensor is read.
   void require_same_tensors(std::span<const NamedTensor> tensors) const;
   /// Reads the weights and buffers of `parameters`: this rank's shards of `model`, or of a stage of it. If shards are
   /// not whole parameters, only the masters are set. Throws Error unless the folder has exactly the model's tensors.

@@ -1,11 +1,15 @@
 #include "launch/engines/engine.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iterator>
 
+#include "base/file.h"
+#include "system/shell_word.h"
 #include "tests/data/support.h"
 #include "tests/expect_error.h"
 
@@ -51,6 +55,38 @@ TEST(Engine, AProgramOnAHostIsOneWordForItsShell) {
 TEST(Engine, OnlyASchedulerIsToldOfDrainedNodes) {
   EXPECT_FALSE(make_hosts_engine({"n1"}, {})->drain("n1", "why"));
   EXPECT_FALSE(make_hosts_engine({"n1"}, {})->undrain("n1", ""));
+}
+
+// scontrol and srun are scripts here. scontrol writes down what it is asked to update.
+TEST(Engine, SlurmUsesANodeAgainThatIsStillDrainedForTheReason) {
+  const data::TemporaryFolder scratch;
+  const auto make_program = [&](const std::string& name, const std::string& script) {
+    const auto path = data::write_file(scratch / name, "#!/bin/sh\n" + script);
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  };
+  const std::string log = (scratch / "log").string();
+  make_program("srun", "echo none pmix\n");
+  make_program("scontrol", fmt::format("case \"$*\" in\n"
+                                       "  'show hostnames n1') echo n1 ;;\n"
+                                       "  '-o show node n1') echo 'NodeName=n1 Reason=slow disk [root@2026]' ;;\n"
+                                       "  *) echo \"$*\" >> {} ;;\nesac\n",
+                                       log));
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", fmt::format("{}:{}", scratch.path().string(), path).c_str(), 1);
+  setenv("SLURM_JOB_NODELIST", "n1", 1);
+  setenv("SLURM_JOB_ID", "7", 1);
+  const auto engine = make_slurm_engine({});
+  const auto run = [&](const std::string& reason) {
+    data::write_file(scratch / "log", "");
+    std::system(shell_line(*engine->undrain("n1", reason)).c_str());  // NOLINT(bugprone-command-processor)
+    return read_text_file(scratch / "log");
+  };
+  const std::string resume = "update nodename=n1 state=resume\n";
+  EXPECT_EQ(run("slow disk"), resume);
+  EXPECT_EQ(run("slow"), "");  // somebody has drained it for something else
+  EXPECT_EQ(run(""), resume);  // an operator asks for it
+  for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_JOB_ID"}) unsetenv(name);
+  setenv("PATH", path.c_str(), 1);
 }
 
 TEST(Engine, HostsComeFromAListOrAFile) {

@@ -145,6 +145,20 @@ TEST_F(MonitorTest, ASuspendedMonitorDoesNotTakeItsLauncherForSilent) {
   status_of(rank);
 }
 
+/// A launcher that was suspended alone starts the next attempt with the same monitors. The node then has copies that
+/// count.
+TEST_F(MonitorTest, ANodeThatTakesPartAgainKeepsItsFolder) {
+  hear("hello");
+  order({{"do", "watch"}, {"attempt", 1}});
+  std::this_thread::sleep_for(milliseconds(3000));  // more than lonely_seconds
+  order({{"do", "watch"}, {"attempt", 2}});
+  hear("beat", [](const nlohmann::json& body) { return body.at("attempt") == 2; });
+  close(std::exchange(input_[1], -1));
+  siginfo_t info{};
+  waitid(P_PID, static_cast<id_t>(monitor_), &info, WEXITED | WNOWAIT);
+  EXPECT_TRUE(std::filesystem::exists(scratch_ / "node"));
+}
+
 TEST_F(MonitorTest, EndsWithItsLauncher) {
   hear("hello");
   order({{"do", "watch"}, {"attempt", 1}});
