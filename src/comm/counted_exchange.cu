@@ -20,7 +20,7 @@ struct Layout {
   int rank, size;
   std::int64_t row;   // of a row
   std::int64_t part;  // of a rank's part of a tensor
-  std::int64_t slot;  // of a rank's part of a buffer, which has none of the own rank
+  std::int64_t slot;  // of a rank's part of a buffer, which has none for its owner
   /// Returns where the part of rank `other` begins in the buffer of rank `owner`.
   __device__ std::int64_t slot_of(int owner, int other) const { return (other - (other > owner ? 1 : 0)) * slot; }
 };
@@ -132,7 +132,7 @@ class GinExchange : public CountedExchange {
     }
   }
 
-  /// Returns whether NCCL has connected the ranks. Throws Error if another rank has failed.
+  /// Returns whether NCCL has connected the ranks. Throws RankFailure if another rank has failed.
   bool connect() {
 #ifdef NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER  // from NCCL 2.29 on
     ncclDevCommRequirements requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
@@ -143,7 +143,7 @@ class GinExchange : public CountedExchange {
     requirements.ginContextCount = 1;
     requirements.ginSignalCount = 2 * size_;
     const ncclResult_t result = TESSERA_NCCL_FUNCTION(ncclDevCommCreate)(communicator_, &requirements, &comm_);
-    require(result != ncclRemoteError, "NCCL's connection for counted rows: another rank has failed");
+    if (result == ncclRemoteError) nccl_failed("ncclDevCommCreate", result);
     connected_ = result == ncclSuccess;  // there is no code for "not supported"
     return connected_;
   }

@@ -36,7 +36,9 @@ void nccl_failed(const char* call, ncclResult_t status) {
       fmt::format("{}: NCCL: {} ({}); NCCL_DEBUG=WARN tells more", call,
                   TESSERA_NCCL_FUNCTION(ncclGetErrorString)(status), TESSERA_NCCL_FUNCTION(ncclGetLastError)(nullptr));
   if (status == ncclRemoteError) throw RankFailure(message);  // another rank has ended, or the network to it has failed
-  fail("{}", message);
+  // A call that NCCL does not accept fails again. The GPU, the network or the system may not.
+  const bool is_of_call = status == ncclInvalidArgument || status == ncclInvalidUsage;
+  throw Error(message, is_of_call ? ExitStatus::kWrongInput : ExitStatus::kProgramError);
 }
 
 namespace {
@@ -55,8 +57,8 @@ ncclDataType_t type_of(DType dtype) {
   TESSERA_CHECK(false, "a sum of {}", name_of(dtype));
 }
 
-/// Returns NCCL's configuration of a group. If `shares` is set, a group that is split from another one uses its
-/// resources.
+/// Returns NCCL's configuration of a group. If `shares` is set, groups that are split from this one use its resources:
+/// NCCL asks the parent.
 ncclConfig_t group_config(bool shares) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.splitShare = shares ? 1 : 0;
@@ -168,7 +170,7 @@ GpuGroup::~GpuGroup() {
   }
   const std::lock_guard lock(family_->mutex);
   std::erase(family_->members, member_.get());
-  // After a failure, ncclCommDestroy might wait for other ranks, which nobody has told of the failure yet.
+  // After a failure, ncclCommDestroy might wait for other ranks, which do not know of the failure yet.
   if (family_->aborted || std::uncaught_exceptions() > 0) return;
   const Progress::Watched watched(family_->progress, "the end of NCCL's connections");
   TESSERA_NCCL_FUNCTION(ncclCommDestroy)(member_->communicator);

@@ -22,8 +22,9 @@ constexpr int kFirstUserTag = 1 << 14;
 /// Sums are computed in pieces of this many bytes per rank: large enough for the full bandwidth, small for scratch
 /// memory.
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
-/// Up to this size an all-reduce sends each rank's whole buffer to every other rank: one round instead of two.
-constexpr std::size_t kOneRoundBytes = std::size_t{16} << 10;
+/// Up to this size an all-reduce gathers the ranks' whole buffers in ⌈log₂ P⌉ rounds, and every rank adds them itself.
+/// Above it, each rank sums a range, and sends the sum to the others.
+constexpr std::size_t kGatheredSumBytes = std::size_t{16} << 10;
 /// With more ranks than this, parts of up to kSmallPart bytes are gathered and summed in rounds: log₂ P messages of a
 /// rank, not P - 1.
 constexpr int kFewRanks = 16;
@@ -544,7 +545,7 @@ Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {
     return work_of(gpu_->all_reduce(x, title("all-reduce", name)));
   }
   const FlightRecorder::NewEvent event{.kind = FlightKind::kAllReduce, .bytes = x.num_bytes()};
-  if (x.num_bytes() <= kOneRoundBytes) {
+  if (x.num_bytes() <= kGatheredSumBytes) {
     return start(std::make_shared<SmallAllReduce>(title("all-reduce", name), *transport_, next_tag(),
                                                   std::span(bytes_of(x), x.num_bytes()), x.dtype()),
                  event);

@@ -7,8 +7,10 @@
 // Sums of the host's numbers go along a tree, in float64. So results depend only on the numbers and the size of the
 // group.
 //
-// In a group of one rank an operation is a copy, or does nothing, and is complete when it returns. An operation on
-// tensors without numbers (Device::kMeta) moves nothing. It is noted in the record of the step, if there is one.
+// In a group of one rank an operation copies, adds (reduce_scatter with Write::kAccumulate) or does nothing, and is
+// complete when it returns. Such a group has no GPUs: of tensors in GPU memory it takes only those of all_reduce() and
+// broadcast(). An operation on tensors without numbers (Device::kMeta) moves nothing. It is noted in the record of the
+// step, if there is one.
 //
 // Tensors in GPU memory move through NCCL once use_gpu() has connected the ranks' GPUs. An operation begins when the
 // computation's stream has produced its operands. Work that is put on that stream after wait() runs when the operation
@@ -77,7 +79,8 @@ class ProcessGroup {
   /// of `out`.
   Work all_gather(const Tensor& in, const Tensor& out, std::string_view name);
   /// Sums in [size · n] over ranks and assigns or adds this rank's part of the sum to out [n]. The contents of `in` are
-  /// undefined afterwards. Both are float32, or both bfloat16. `out` must not be a part of `in`.
+  /// undefined afterwards. Both are float32, or both bfloat16. `out` must not be a part of `in`. On GPUs, with
+  /// Write::kAccumulate, `out` begins at a multiple of 16 bytes, and has a multiple of 16.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
   /// Sums float32 numbers as reduce_scatter() does, but sends half of the bytes. Each rank rounds all its numbers to
   /// bfloat16, its own part of the sum as well, so a sum does not depend on the rank that makes it. The rank of a part

@@ -148,7 +148,7 @@ void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
   try {
     const Clock::time_point begin = Clock::now();
     while (!done(*operation) && Clock::now() - begin < kTimeOfAbandoned) std::this_thread::sleep_for(kShortestPause);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): one failure is being told of already
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the caller already reports a failure
   }
   const std::lock_guard lock(mutex_);
   std::erase(pending_, operation);

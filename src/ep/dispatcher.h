@@ -32,9 +32,9 @@
 // and makes the same calls. Its sums are added to the first round's. So a sum is rounded once per round. `direct` on
 // GPUs counts the rounds there. In a recorded graph, later rounds are a loop, which the GPU repeats without the host.
 //
-// Payload. A token crosses as it is, or in MXFP8 (E4M3 elements, a scale per 32 numbers of D, mode rceil). Its own rank
-// quantizes it once. Its rows are then the numbers that this stands for. The payload of dispatch and dispatch_again is
-// configured separately from that of combine_backward. `local` sends nothing and quantizes nothing.
+// Payload. A token crosses unchanged, or in MXFP8 (E4M3 elements, a scale per 32 numbers of D, mode rceil). Its own
+// rank quantizes it once. Its rows are then the numbers that this stands for. The payload of dispatch and
+// dispatch_again is configured separately from that of combine_backward. `local` sends nothing and quantizes nothing.
 #pragma once
 
 #include <any>

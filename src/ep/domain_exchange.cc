@@ -57,9 +57,7 @@ DomainExchangeSaved DomainExchange::allocate_saved(const Context& op, const Toke
 
 GemmOperand DomainExchange::allocate_tokens(const Context& op, const DispatchSaved& saved,
                                             PayloadPrecision precision) const {
-  const ep::Payload payload =
-      ep::allocate_payload(saved.num_tokens(), options_.dim, options_.dtype, precision,
-                           [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); });
+  const ep::Payload payload = ep::allocate_payload(op, saved.num_tokens(), options_.dim, options_.dtype, precision);
   GemmOperand result = payload.plain;
   result.rows = payload.packed;
   return result;

@@ -52,13 +52,17 @@ Payload Payload::first_rows(std::int64_t count) const {
   return {.plain = {}, .packed = {packed.elements.rows(0, count), packed.scales.rows(0, count), packed.format}};
 }
 
+Payload allocate_payload(const Context& op, std::int64_t num_rows, std::int64_t dim, DType dtype,
+                         PayloadPrecision precision) {
+  return allocate_payload(num_rows, dim, dtype, precision,
+                          [&](const Shape& shape, DType type) { return op.arena->allocate(shape, type); });
+}
+
 Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision) {
   const Tensor& plain = y_tD.plain;
   if (precision == PayloadPrecision::kDefault) return {.plain = plain, .packed = {}};
   if (!plain.defined()) return {.plain = {}, .packed = y_tD.rows};
-  const Payload payload =
-      allocate_payload(plain.dim(0), plain.dim(1), plain.dtype(), precision,
-                       [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); });
+  const Payload payload = allocate_payload(op, plain.dim(0), plain.dim(1), plain.dtype(), precision);
   quantize(op, plain, payload.packed, {});
   return payload;
 }

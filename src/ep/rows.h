@@ -8,7 +8,7 @@
 
 namespace tessera::ep {
 
-/// Holds rows [.., D], either as they are or quantized along D. The other form is undefined.
+/// Holds rows [.., D], either unchanged or quantized along D. The other form is undefined.
 struct Payload {
   Tensor plain;
   mx::Quantized packed;
@@ -27,6 +27,10 @@ Payload allocate_payload(std::int64_t num_rows, std::int64_t dim, DType dtype, P
   if (precision == PayloadPrecision::kDefault) return {.plain = allocate(Shape{num_rows, dim}, dtype), .packed = {}};
   return {.plain = {}, .packed = mx::allocate_quantized({num_rows, dim}, mx::Format{}, allocate)};
 }
+
+/// Allocates a payload in scratch memory.
+Payload allocate_payload(const Context& op, std::int64_t num_rows, std::int64_t dim, DType dtype,
+                         PayloadPrecision precision);
 
 /// Returns y_tD as a payload of this precision. It takes a form that y_tD has, or quantizes y_tD into scratch memory.
 Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision);

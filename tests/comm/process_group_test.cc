@@ -686,9 +686,6 @@ TEST(ThreadTransport, NodesHaveTheirRanks) {
 class TwoNodes : public ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;
-  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
-    return transport().split(color, order, axis);
-  }
   std::unique_ptr<Transport> split_by_node() override { return transport().split(rank() / 2, rank(), "node"); }
 };
 

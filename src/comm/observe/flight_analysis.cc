@@ -40,6 +40,7 @@ class Analysis {
  public:
   Analysis(std::span<const RankState> states, int world_size) : world_size_(world_size) {
     for (const RankState& state : states) {
+      if (state.world_rank >= world_size) continue;  // a damaged file
       states_[state.world_rank] = &state;
       for (const RankState::Group& group : state.groups) members_[group.id].emplace_back(state.world_rank, &group);
     }
@@ -99,7 +100,8 @@ class Analysis {
       wait.operation = describe(state, *event);
       if (is_collective(event->kind)) wait.for_ranks = not_come(state.groups[event->group], event->sequence);
       wait.all_came = is_collective(event->kind) && wait.for_ranks.empty();
-      if (wait.for_ranks.empty() && event->peer >= 0) wait.for_ranks.insert(event->peer);
+      const bool has_peer = 0 <= event->peer && event->peer < world_size_;
+      if (wait.for_ranks.empty() && has_peer) wait.for_ranks.insert(event->peer);
     } else {  // it waits for its GPU, or for something that is not recorded
       for (const RankState::Group& group : state.groups) wait.for_ranks.merge(not_come(group, group.sequence));
     }

@@ -66,7 +66,8 @@ struct FlightLog {
   std::array<FlightEvent, kMaxFlightEvents> events;  // number n is at (n - 1) % kMaxFlightEvents
 };
 
-/// Writes a rank's log. A recorder without a log records nothing. Any thread may call it.
+/// Writes a rank's log. A recorder without a log records nothing. Any thread may call begin(), end() and
+/// set_peer(). One thread at a time may call add_group().
 class FlightRecorder {
  public:
   FlightRecorder() = default;

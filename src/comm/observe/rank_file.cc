@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -99,6 +100,8 @@ RankEntry& RankFile::entry() { return content_->entry; }
 FlightRecorder RankFile::recorder() { return FlightRecorder(&content_->log); }
 
 void set_end(RankEntry& entry, int exit_status, std::string_view message) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);  // two threads may find a failure at once
   if (entry.section.load() == Section::kEnded) return;
   entry.exit_status.store(exit_status);
   put_text(message, entry.end_message);

@@ -27,6 +27,7 @@ class ForwardingTransport : public Transport {
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
     return transport_->allocate_window(num_bytes);
   }
+  std::optional<WindowRoom> window_room() const override { return transport_->window_room(); }
   void abort(int status) override { transport_->abort(status); }
 
  protected:

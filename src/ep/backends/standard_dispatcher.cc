@@ -89,9 +89,8 @@ Work StandardDispatcher::from_experts(const Tensor& returned, const Tensor& back
 void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
                                      const DispatchSaved& saved, const GemmOperand& x_RD, std::string_view operation) {
   const auto& routing = saved.backend_as<StandardRouting>();
-  const auto allocate = [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); };
   const auto allocate_rows = [&](std::int64_t count) {
-    return allocate_payload(count, options().dim, options().dtype, precision, allocate);
+    return allocate_payload(op, count, options().dim, options().dtype, precision);
   };
   const Payload tokens = make_payload(op, y_tD, precision);
   const Payload sent = allocate_rows(saved.num_tokens() * options().top_k);

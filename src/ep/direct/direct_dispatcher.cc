@@ -201,16 +201,17 @@ void DirectDispatcher::read_records(const DispatchSaved& saved) {
   routing.num_copies_1.data<std::int32_t>()[0] = copies;
 }
 
+void DirectDispatcher::deliver(const Context& op, Buffer buffer, const DispatchSaved& saved, const GemmOperand& x_RD) {
+  deliver_rows(op, rows_of(group_.rank(), buffer, saved), options().dtype, direct_routing(saved).source_of_row_R,
+               saved.num_rows_1(), x_RD);
+}
+
 void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                    const GemmOperand& x_RD) {
   const Placement placement = allocate_placement(op, num_ranks(), options().num_experts);
   const Tensor next_row_E = op.arena->allocate({options().num_experts}, DType::kInt32);
   const Payload tokens = make_payload(op, y_tD, options().dispatch_forward);
-  const auto deliver = [&] {
-    deliver_rows(op, rows_of(group_.rank(), Buffer::kRows, saved), options().dtype,
-                 direct_routing(saved).source_of_row_R, saved.num_rows_1(), x_RD);
-  };
-  if (op.measuring()) return deliver();
+  if (op.measuring()) return deliver(op, Buffer::kRows, saved, x_RD);
   const auto store = [&](Buffer buffer) {
     if (buffer == Buffer::kCounts) return store_counts(saved);
     store_records(placement, next_row_E, saved);
@@ -225,7 +226,7 @@ void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, c
       std::memcpy(saved.offsets_e1.raw(), row_bytes(placement.offsets_Pe1, group_.rank()),
                   saved.offsets_e1.num_bytes());
       read_records(saved);
-      deliver();
+      deliver(op, Buffer::kRows, saved, x_RD);
     }
   };
   run(Call::kDispatch, saved, store, read);
@@ -234,13 +235,10 @@ void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, c
 void DirectDispatcher::send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op,
                                    const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD) {
   const Payload tokens = make_payload(op, y_tD, precision);
-  const auto deliver = [&] {
-    deliver_rows(op, rows_of(group_.rank(), buffer, saved), options().dtype, direct_routing(saved).source_of_row_R,
-                 saved.num_rows_1(), x_RD);
-  };
-  if (op.measuring()) return deliver();
+  if (op.measuring()) return deliver(op, buffer, saved, x_RD);
   run(
-      call, saved, [&](Buffer target) { store_tokens(tokens, target, saved); }, [&](Buffer) { deliver(); });
+      call, saved, [&](Buffer target) { store_tokens(tokens, target, saved); },
+      [&](Buffer) { deliver(op, buffer, saved, x_RD); });
 }
 
 void DirectDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,

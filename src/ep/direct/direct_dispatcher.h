@@ -1,5 +1,5 @@
-// The dispatcher whose ranks store into each other's windows, by the protocol of protocol.h. No rank's host waits for
-// another rank's host. What a rank must know of the others is in its window.
+// The dispatcher whose ranks store into each other's windows, by the protocol of protocol.h. A rank sends no
+// messages. It waits only for flags in its window, and what it must know of the others is there, too.
 //
 // In a dispatch, every rank stores its counts into every window. From all ranks' counts, a rank computes where its rows
 // go on every other rank. They go to their expert's group, behind the rows of earlier ranks. A token crosses once per
@@ -50,6 +50,8 @@ class DirectDispatcher : public WindowDispatcher {
   void store_records(const Placement& placement, const Tensor& next_row_E, const DispatchSaved& saved);
   void store_tokens(const Payload& tokens, Buffer buffer, const DispatchSaved& saved);
   void read_records(const DispatchSaved& saved);
+  /// Copies the rows that `buffer` has received to the rows of their experts.
+  void deliver(const Context& op, Buffer buffer, const DispatchSaved& saved, const GemmOperand& x_RD);
   /// Stores the sums of the copies' rows into the windows of their tokens' ranks. If weights_R is null, all weights are
   /// 1.
   void store_sums(const Tensor& x_RD, const float* weights_R, const DispatchSaved& saved);

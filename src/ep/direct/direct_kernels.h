@@ -52,7 +52,7 @@ struct CallArgs {
   std::uint64_t timeout_ns;
   GpuState* state;
   GpuReport* report;
-  std::byte* peers[kMaxGpuRanks];  // windows; a pointer into the own one stands for the same place in all
+  std::byte* peers[kMaxGpuRanks];  // windows; a pointer into this rank's window stands for the same place in all
   std::byte* flags;
   // The members below point into DispatchSaved. Bit k of choices_t is set if the token's k-th choice has a row in this
   // round.

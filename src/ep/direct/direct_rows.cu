@@ -112,12 +112,12 @@ __device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To
 struct Placement {
   std::int32_t total[kMaxGpuExperts];  // rows per expert
   std::int32_t base[kMaxGpuExperts];   // row of a slot of this rank, minus its index among the sorted slots
-  // Rows of the own experts. The last end is not used.
+  // Rows of this rank's experts. The last end is not used.
   std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts + 1];
   std::int32_t num_later_rounds;
 };
 
-/// Returns the counts of a dispatch in the own window.
+/// Returns the counts of a dispatch in this rank's window.
 __device__ std::int32_t* counts_of(const CallArgs& call, const RowsArgs& args, std::uint64_t epoch) {
   return args.counts_PE + static_cast<int>(epoch % 2) * call.num_ranks * args.num_experts;
 }

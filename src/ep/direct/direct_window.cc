@@ -107,7 +107,7 @@ WindowDispatcher::WindowDispatcher(const DispatchOptions& options, ProcessGroup&
     : Dispatcher(options, group.size()),
       group_(group),
       window_(group.size(), options, max_rows(options.max_tokens, options.max_alignment)),
-      max_ranks_of_token_(std::min<std::int64_t>(options.top_k, group.size())) {}
+      max_ranks_of_token_(window_.max_ranks_of_token()) {}
 
 Payload WindowDispatcher::rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const {
   const Payload all = buffer == Buffer::kRows ? window_.rows(rank) : window_.gradients(rank);

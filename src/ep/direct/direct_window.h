@@ -33,6 +33,8 @@ class DirectWindow {
   DirectWindow(int num_ranks, const DispatchOptions& options, std::int64_t max_rows);
 
   std::size_t num_bytes() const { return layout_.num_bytes; }
+  /// Returns J, the most ranks that a token goes to.
+  std::int64_t max_ranks_of_token() const { return max_ranks_of_token_; }
   /// Allocates the window. All ranks of the group must call it together.
   void allocate(ProcessGroup& group) { window_ = group.allocate_window(layout_.num_bytes); }
 

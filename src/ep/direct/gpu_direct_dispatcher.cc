@@ -146,8 +146,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
     return args;
   }
 
-  /// Returns the arguments for storing rows of `tokens` into the windows, and for copying them from the own window to
-  /// `wanted`.
+  /// Returns the arguments for storing rows of `tokens` into the windows, and for copying them from this rank's window
+  /// to `wanted`.
   RowsArgs rows_args(const Payload& tokens, const Payload& received, const Payload& wanted,
                      const DispatchSaved& saved) const {
     RowsArgs args{};

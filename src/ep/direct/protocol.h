@@ -4,8 +4,8 @@
 //
 // Every rank has a window into which all ranks store, itself included. The window holds one word per source rank and
 // kind of flag. The source sets the word, with a release store, to the number of its call, the epoch. A wait is an
-// acquire load of at least the own epoch, from every source. Epochs only grow, so no signal is missed. All ranks make
-// the same calls in the same order, so they agree on what an epoch is.
+// acquire load of at least this rank's epoch, from every source. Epochs only grow, so no signal is missed. All ranks
+// make the same calls in the same order, so they agree on what an epoch is.
 //
 //   ready    The source has entered this call. It no longer needs what its window held for earlier calls of this kind.
 //   stored   The source has made its stores of this call into this window.
@@ -57,8 +57,8 @@ struct Step {
   enum class Action : std::uint8_t {
     kStore,   // into `buffer` of the other's window
     kSignal,  // `flag` of the other's window
-    kAwait,   // `flag` that the other sets in the own window
-    kRead,    // what the other stored into the own `buffer`
+    kAwait,   // `flag` that the other sets in this rank's window
+    kRead,    // what the other stored into this rank's `buffer`
   };
   Action action;
   Flag flag = Flag::kReady;
@@ -125,7 +125,7 @@ class CallSequence {
   bool after_sums_ = false;  // the call before this one stored sums
 };
 
-/// Is told of every step before it begins. Tests delay ranks with it.
+/// A dispatcher calls before() when a step is about to begin. Tests use this to delay ranks.
 class StepHook {
  public:
   virtual ~StepHook() = default;

@@ -89,6 +89,14 @@ TEST(FlightAnalysis, WaitsAreFollowed) {
   EXPECT_THAT(found.reason, HasSubstr("rank 2 waits for it in receive of world"));
 }
 
+TEST(FlightAnalysis, RanksThatCannotBeOfTheWorldAreNotBlamed) {
+  EXPECT_THAT(culprit_of({receiving(0, 8, 17), waiting(1, 8), waiting(2, 8), waiting(3, 8)}).ranks,
+              ::testing::Not(::testing::Contains(17)));
+  EXPECT_THAT(culprit_of({waiting(0, 8), waiting(1, 8), computing(2, 7), waiting(3, 8), ended(computing(9, 1), 1, "x")})
+                  .ranks,
+              ElementsAre(2));
+}
+
 TEST(FlightAnalysis, TwoThatComputeAreLikely) {
   const Culprit found = culprit_of({waiting(0, 3), computing(1, 2), computing(2, 2), waiting(3, 3)});
   EXPECT_THAT(found.ranks, ElementsAre(1, 2));
