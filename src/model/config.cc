@@ -61,7 +61,9 @@ void ModelConfig::validate() const {
           vocab_size - 1);
   const auto number = [](std::int64_t value) { return static_cast<double>(value); };
   const double per_layer = number(dim) * (3.0 * number(moe_inter_dim) * number(num_experts + num_shared_experts) +
-                                          number(n_heads) * number(qk_head_dim() + v_head_dim) + number(inter_dim));
+                                          number(n_heads) * number(qk_head_dim() + v_head_dim) + number(inter_dim)) +
+                           number(n_heads) * (number(kv_lora_rank) * number(qk_nope_head_dim + v_head_dim) +
+                                              number(q_lora_rank) * number(qk_head_dim()));
   require(number(vocab_size) * number(dim) + number(n_layers + num_mtp_modules) * per_layer < 0x1p50,
           "model.args describe a model of more than 2^50 parameters");
   if (n_dense_layers == n_layers) return;

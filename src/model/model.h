@@ -19,7 +19,7 @@ struct ModelOptions {
   bool force_load_balance = false;
   std::int64_t seq_len = 0;
   std::shared_ptr<Mesh> mesh = nullptr;  // null: one rank
-  /// Keeps weights gathered from the forward to the backward.
+  /// Keeps weights gathered until the end of the step.
   bool keep_gathered = false;
   /// Sums gradients over the ranks only once per step.
   bool keep_gradients = false;

@@ -13,8 +13,6 @@ namespace {
 /// Bytes or numbers that a thread copies at a time.
 constexpr std::int64_t kGrain = 1 << 16;
 
-std::size_t size_in_bytes(std::int64_t count, DType dtype) { return static_cast<std::size_t>(count) * size_of(dtype); }
-
 }  // namespace
 
 Parameters::Parameters(std::shared_ptr<Mesh> mesh, const StorageOptions& options)

@@ -12,7 +12,7 @@ namespace tessera {
 enum class Precision : std::uint8_t {
   kHigh,           // the type that layers compute in
   kMxfp8,          // MXFP8 operands
-  kMxfp8Emulated,  // the same operands, widened to bfloat16 for a bfloat16 GEMM; on the CPU there is no difference
+  kMxfp8Emulated,  // kMxfp8 whose blocks stay 1 × 32 on Hopper; the products are the same
   kFp8Blockwise,   // FP8 operands with float32 scales (DeepSeek-V3, arXiv 2412.19437, sec. 3.3)
 };
 

@@ -8,8 +8,6 @@
 namespace tessera {
 namespace {
 
-std::size_t bytes_of(std::int64_t count, DType dtype) { return static_cast<std::size_t>(count) * size_of(dtype); }
-
 /// Returns the slot of a unit, or null.
 template <typename Slots>
 auto find(Slots& slots, UnitId unit) {
@@ -35,8 +33,8 @@ SlotLayout UnitSlots::layout(bool per_unit, const SlotLayout::Counts& at_once) c
 
 std::size_t UnitSlots::num_bytes(DType compute) const {
   const std::vector<std::int64_t>& sizes = table_->unit_sizes();
-  return bytes_of(weight_layout().begins(sizes).back(), compute) +
-         bytes_of(gradient_layout().begins(sizes).back(), DType::kFloat32);
+  return size_in_bytes(weight_layout().begins(sizes).back(), compute) +
+         size_in_bytes(gradient_layout().begins(sizes).back(), DType::kFloat32);
 }
 
 void UnitSlots::allocate(const Context& op, const Tensor& weights, const LeftOut& left_out, const Tensor& gradients) {
@@ -47,8 +45,8 @@ void UnitSlots::allocate(const Context& op, const Tensor& weights, const LeftOut
   is_allocated_ = true;
   make_slots(weight_slots_, weight_layout());
   make_slots(gradient_slots_, gradient_layout());
-  weight_slots_.memory = Buffer(bytes_of(weight_slots_.begins.back(), weights.dtype()), op.target());
-  gradient_slots_.memory = Buffer(bytes_of(gradient_slots_.begins.back(), DType::kFloat32), op.target());
+  weight_slots_.memory = Buffer(size_in_bytes(weight_slots_.begins.back(), weights.dtype()), op.target());
+  gradient_slots_.memory = Buffer(size_in_bytes(gradient_slots_.begins.back(), DType::kFloat32), op.target());
 }
 
 void UnitSlots::allocate_meta(DType compute) {
@@ -67,7 +65,7 @@ void UnitSlots::make_slots(Slots& slots, SlotLayout layout) const {
 
 Tensor UnitSlots::in_slot(const Slots& slots, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const {
   std::byte* data = slots.memory.data();
-  if (data != nullptr) data += bytes_of(slots.begins[slot] + offset, dtype);
+  if (data != nullptr) data += size_in_bytes(slots.begins[slot] + offset, dtype);
   return Tensor(data, shape, dtype, is_allocated_ ? weights_.device() : Device::kMeta);
 }
 

@@ -13,8 +13,8 @@ void SqnrProbe::observe(const Context& op, ParamId site, Role role, const Tensor
   if (!quantized.defined()) return;
   const ArenaScope scope(*op.arena);
   const Tensor sums_2 = op.arena->allocate({2}, DType::kFloat64);
-  Tensor num_rows_1;
-  if (num_rows >= 0) num_rows_1 = op.arena->allocate({1}, DType::kInt32);
+  Tensor num_rows_1 = op.arena->allocate({1}, DType::kInt32);  // a dry run does not know whether it is needed
+  if (num_rows < 0) num_rows_1 = {};
   if (!op.measuring() && num_rows_1.defined()) {
     const auto count = static_cast<std::int32_t>(num_rows);
     if (op.cuda == nullptr) {

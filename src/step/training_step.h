@@ -27,7 +27,7 @@ struct MemoryPlan {
   std::size_t weights = 0;  // masters, bfloat16, quantized and gathered copies, expert biases
   std::size_t gradients = 0;
   std::size_t optimizer_state = 0;
-  std::size_t activations = 0;  // the arena: activations and scratch of a step
+  std::size_t activations = 0;  // the arena, and the executor's slots and arenas of deferred operands
   std::size_t windows = 0;      // where other ranks store what they send
   std::size_t batches = 0;      // index tensors of all micro-batches of the steps that may be started
 
@@ -59,8 +59,8 @@ struct StepResult {
   /// True if the step was left out (training.skip_loss_spikes). Its loss was a spike both times, and the weights did
   /// not change.
   bool is_skipped = false;
-  /// Has one entry per GEMM in low precision, for the first micro-batch of all data ranks, if asked for. All ranks have
-  /// the same entries.
+  /// Has one entry per GEMM site in low precision, for the first micro-batch of all data ranks, if asked for. All ranks
+  /// have the same entries.
   std::vector<SiteSqnr> sqnr;
 };
 

@@ -11,6 +11,9 @@ namespace tessera {
 enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kInt32, kFloat8E4M3, kFloat8E8M0 };
 
 std::size_t size_of(DType dtype);
+inline std::size_t size_in_bytes(std::int64_t count, DType dtype) {
+  return static_cast<std::size_t>(count) * size_of(dtype);
+}
 /// Returns "float64", "float32", "bfloat16", "int32", "float8_e4m3" or "float8_e8m0".
 const char* name_of(DType dtype);
 

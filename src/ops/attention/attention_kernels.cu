@@ -2,7 +2,7 @@
 // of keys or queries that its tile meets. The forward has a running softmax. The backward recomputes the weights from
 // the logsumexps (FlashAttention-2, arXiv 2307.08691). Sums have a fixed order.
 #include "ops/attention/attention_kernels.h"
-#include "ops/kit/launch.cuh"
+#include "ops/kit/reduce.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -170,8 +170,7 @@ __global__ void delta_kernel(const Args<T> args, std::int64_t count) {
   for (std::int64_t i = threadIdx.x % kWarp; i < args.v; i += kWarp) {
     sum += to_float(args.o[at * args.v + i]) * to_float(args.d_o[at * args.v + i]);
   }
-#pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lane);
+  sum = sum_of_warp(sum);
   if (threadIdx.x % kWarp == 0) args.delta[at] = sum;
 }
 

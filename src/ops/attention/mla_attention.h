@@ -40,10 +40,12 @@ struct MlaDims {
 
 /// Holds the operands for T queries and K = num_seqs · seq_len keys. Both are ordered sequence by sequence.
 struct MlaOperands {
-  Tensor q;            // [T, H · (nope + rope)], per head nope then rope, rotated
-  Tensor kv;           // [K, H · (nope + v)], per head k_nope then v
-  Tensor k_rope;       // [K, rope], rotated
-  Tensor doc_start_T;  // int32: index of the first token that the query may attend to, within its sequence
+  Tensor q;       // [T, H · (nope + rope)], per head nope then rope, rotated
+  Tensor kv;      // [K, H · (nope + v)], per head k_nope then v
+  Tensor k_rope;  // [K, rope], rotated
+  /// int32: index, within its sequence, of the first token that the query may attend to. It is at most the query's own,
+  /// and does not fall within a sequence.
+  Tensor doc_start_T;
 };
 
 /// Assigns to o [T, H · v], which has the type of q, and to lse_TH (float32). The latter is the log of the sum of exp

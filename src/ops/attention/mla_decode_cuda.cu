@@ -9,6 +9,14 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kMaxRow = 1024;  // numbers per position
 
+void check_fits(std::int64_t dim_latent, std::int64_t dim_rope) {
+  require(
+      dim_latent + dim_rope <= kMaxRow,
+      "the cache of a GPU takes latents and rotated keys of up to {} numbers, not {} + {} (model.args.kv_lora_rank, "
+      "qk_rope_head_dim)",
+      kMaxRow, dim_latent, dim_rope);
+}
+
 template <typename T>
 __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride, const T* k_rope,
                                      std::int64_t rope_stride, const CachePlaces places, int num_latent, int num_rope,
@@ -200,7 +208,7 @@ void store_latents(const Context& op, const Tensor& latent_TC, const Tensor& k_r
 void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Tensor& slot_T, const Tensor& position_T,
                         const Tensor& cache_SPN) {
   const std::int64_t num_tokens = tokens.kv_a.dim(0), num_pairs = tokens.rope_dim / 2;
-  TESSERA_CHECK(tokens.kv_a.dim(1) <= kMaxRow, "{}", tokens.kv_a.dim(1));
+  check_fits(tokens.norm_weight_C.dim(0), tokens.kv_a.dim(1) - tokens.norm_weight_C.dim(0));
   const bool few = tokens.absorb(is_few_rows);
   if (!few) tokens.absorb([&](const auto&... operands) { tessera::batched_gemm(op, operands...); });
   if (op.measuring() || num_tokens == 0) return;
@@ -237,7 +245,7 @@ void prepare_mla_decode(const Context& op, const MlaNewTokens& tokens, const Ten
 void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOperands& operands, const Tensor& o) {
   const Tensor& cache = operands.cache_SPN;
   const std::int64_t num_tokens = operands.q.dim(0);
-  TESSERA_CHECK(dims.dim_latent + dims.dim_rope <= kMaxRow, "{} + {}", dims.dim_latent, dims.dim_rope);
+  check_fits(dims.dim_latent, dims.dim_rope);
   if (num_tokens == 0) return;
   if (cache.dtype() == DType::kBFloat16 && decode_tiles::takes(dims) &&
       in_lanes(operands.q, operands.q_latent, operands.wkv_b, cache)) {

@@ -44,11 +44,12 @@ void rope(const Context& context, const Tensor& x_TN, std::int64_t num_heads, st
           const Tensor& positions_T, const Tensor& cos_PM, const Tensor& sin_PM, RopeDirection direction,
           const Tensor& y_TN) {
   const std::int64_t num_tokens = x_TN.dim(0), head_dim = x_TN.dim(1) / num_heads, half = rope_dim / 2;
+  constexpr std::int64_t kMaxPairs = 512;
+  require(half <= kMaxPairs, "model.args.qk_rope_head_dim is {}; expected at most {} on a CPU", rope_dim,
+          2 * kMaxPairs);
   if (context.measuring()) return;
   const float sign = direction == RopeDirection::kForward ? 1.0f : -1.0f;
   constexpr std::int64_t kTokensPerTask = 32;
-  constexpr std::int64_t kMaxPairs = 512;
-  TESSERA_CHECK(half <= kMaxPairs, "rope dim {}", rope_dim);
   for_float_type(x_TN.dtype(), [&]<typename T>(T) {
     parallel_ranges(num_tokens, kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {

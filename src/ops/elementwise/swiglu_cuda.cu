@@ -82,7 +82,9 @@ __global__ void add_sums_kernel(const float* sums, std::int64_t num_tiles, std::
 
 /// Returns whether the halves of a matrix [R, 2 · width] have no block in common.
 bool halves_apart(const GemmOperand& x, std::int64_t width) {
-  return !x.quantized() || width % (x.rows.defined() ? x.rows : x.columns).format.along == 0;
+  // The blocks of columns run along the other dim.
+  return (!x.rows.defined() || width % x.rows.format.along == 0) &&
+         (!x.columns.defined() || width % x.columns.format.across == 0);
 }
 
 void backward(const Context& op, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& weights_R,

@@ -84,9 +84,8 @@ enum class Kernel { kSm90, kLibrary, kSimt };
 Kernel kernel_for(const Context& op, DType dtype, const Shape& shape_EMN) {
   const std::int64_t experts = shape_EMN[0], m = shape_EMN[1], n = shape_EMN[2];
   if (dtype != DType::kBFloat16 || m % 8 != 0 || n % 8 != 0 || experts > kLibraryMaxExperts) return Kernel::kSimt;
-  const bool is_hopper = op.cuda == nullptr || op.cuda->compute_capability() == 9;
   const bool prefers_library = op.cuda != nullptr && op.cuda->prefers_library_grouped_gemm();
-  return is_hopper && experts <= kSm90MaxExperts && !prefers_library ? Kernel::kSm90 : Kernel::kLibrary;
+  return may_be_hopper(op) && experts <= kSm90MaxExperts && !prefers_library ? Kernel::kSm90 : Kernel::kLibrary;
 }
 
 /// Allocates the library's scratch. Measuring without a GPU assumes as many SMs as any GPU has.

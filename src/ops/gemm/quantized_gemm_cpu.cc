@@ -7,23 +7,12 @@
 namespace tessera::cpu {
 namespace {
 
-/// Returns the type that an operand is widened to.
-DType wide_type(const mx::Quantized& x) {
-  return x.format.scale_type == mx::ScaleType::kE8M0 ? DType::kBFloat16 : DType::kFloat32;
-}
-
-Tensor dequantized(const Context& context, const mx::Quantized& x, DType dtype) {
-  const Tensor wide = context.arena->allocate(x.elements.shape(), dtype);
-  tessera::dequantize(context, x, wide);
-  return wide;
-}
-
 /// Assigns or adds to c the product a · bᵀ, or a · b without transpose_b.
 void multiply(const Context& context, const mx::Quantized& a, const mx::Quantized& b, bool transpose_b, const Tensor& c,
               Write write) {
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(a);
-  const Tensor a_wide = dequantized(context, a, dtype), b_wide = dequantized(context, b, dtype);
+  const Tensor a_wide = widened(context, a, dtype), b_wide = widened(context, b, dtype);
   const Shape expected = {a_wide.dim(0), b_wide.dim(transpose_b ? 0 : 1)};
   TESSERA_CHECK(b_wide.dim(transpose_b ? 1 : 0) == a_wide.dim(1) && c.shape() == expected, "a {} b {} c {}",
                 a_wide.shape().to_string(), b_wide.shape().to_string(), c.shape().to_string());
@@ -35,7 +24,7 @@ void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::
                       const Tensor& offsets_E1, const Tensor& y) {
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(x);
-  const Tensor x_wide = dequantized(context, x, dtype), w_wide = dequantized(context, w, dtype);
+  const Tensor x_wide = widened(context, x, dtype), w_wide = widened(context, w, dtype);
   const auto product = transpose_w ? GroupedKind::kForward : GroupedKind::kDgrad;
   run_grouped_gemm(context, product, x_wide, w_wide, offsets_E1, y);
 }
@@ -78,7 +67,7 @@ void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, c
   const std::int64_t experts = d_w_EMN.dim(0);
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(x_NR);
-  const Tensor d_y = dequantized(context, d_y_MR, dtype), x = dequantized(context, x_NR, dtype);
+  const Tensor d_y = widened(context, d_y_MR, dtype), x = widened(context, x_NR, dtype);
   if (!context.measuring()) {
     const std::int32_t* offsets = offsets_E1.data<std::int32_t>();
     for (std::int64_t e = 0; e <= experts; ++e) {

@@ -29,21 +29,9 @@ bool is_e8m0(const mx::Quantized& x) { return x.format.scale_type == mx::ScaleTy
 /// Returns whether each 128 numbers of a row share a scale.
 bool is_wide_block(const mx::Quantized& x) { return x.format.along % mx::kWideBlock == 0; }
 
-/// Returns the type that an operand is widened to.
-DType wide_type(const mx::Quantized& x) { return is_e8m0(x) ? DType::kBFloat16 : DType::kFloat32; }
-
-Tensor widened(const Context& op, const mx::Quantized& x, DType dtype) {
-  const Tensor wide = op.arena->allocate(x.elements.shape(), dtype);
-  tessera::dequantize(op, x, wide);
-  return wide;
-}
-
 int to_int(std::int64_t size) { return static_cast<int>(size); }
 
 enum class Kernel { kBlockwise, kBlockScaled, kNone };
-
-/// Returns whether Hopper's kernels are chosen. Measuring without a GPU assumes Hopper.
-bool may_be_hopper(const Context& op) { return op.cuda == nullptr || op.cuda->compute_capability() == 9; }
 
 /// Returns whether the GPU is a Blackwell. Measuring without a GPU does not assume one.
 bool is_blackwell(const Context& op) { return op.cuda != nullptr && op.cuda->compute_capability() == 10; }

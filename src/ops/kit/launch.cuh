@@ -21,6 +21,9 @@ inline constexpr std::size_t kMostDynamicShared = 226 << 10;
 
 inline cudaStream_t stream_of(const Context& op) { return op.cuda->stream().handle(); }
 
+/// Returns whether Hopper's kernels are chosen. Measuring without a GPU assumes Hopper.
+inline bool may_be_hopper(const Context& op) { return op.cuda == nullptr || op.cuda->compute_capability() == 9; }
+
 /// Calls body(T{}) with T = float or __nv_bfloat16.
 template <typename Body>
 void for_float_type(DType dtype, Body&& body) {
@@ -71,9 +74,10 @@ inline int grid_for(const Context& op, std::int64_t items, int threads) {
 __device__ inline void let_next_kernel_begin() { cudaTriggerProgrammaticLaunchCompletion(); }
 __device__ inline void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
 
-/// Launches a kernel that calls wait_for_kernel_before(), and before that touches nothing but weights. It begins early
-/// where weights are constant, as in decoding. Some kernels of attention also read slots, positions and older rows of
-/// the cache before they wait, and a kernel of experts the choices. Each says why it may.
+/// Launches a kernel that calls wait_for_kernel_before(). Before that call the kernel may read weights, but no other
+/// results. The launch is early where weights are constant, as in decoding. There are exceptions, and each kernel says
+/// why it is safe: kernels of attention also read slots, positions and older rows of the cache, and down_kernel
+/// (ops/routing/moe_decode_cuda.cu) reads the chosen experts.
 template <typename... Params, typename... Args>
 void launch_early(const Context& op, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes,
                   const Args&... args) {

@@ -1,5 +1,5 @@
 // Functions for instructions of Hopper (sm_90a) for which CUDA C++ has no functions. These are mbarriers, tensor copies
-// (TMA), fences and WGMMA. Each function is one instruction. Source: PTX ISA 8.0 to 9.0, "mbarrier", "Tensor copy",
+// (TMA), fences and WGMMA. Most functions are one instruction. Source: PTX ISA 8.0 to 9.0, "mbarrier", "Tensor copy",
 // "wgmma".
 //
 // Shared memory is accessed through two proxies: generic (st.shared, stmatrix) and async (TMA, WGMMA). TMA or WGMMA may
@@ -191,9 +191,9 @@ __device__ inline void mbarrier_wait_cluster(Barrier* barrier, std::uint32_t par
 
 // --- Warps' matrix products -----------------------------------------------------------------------------------------
 
-/// Loads four 8 × 8 matrices of 2-byte numbers from shared memory. Lane l gives the address of row l % 8 of matrix l /
-/// 8, and gets its numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The latter are of the transposed matrix if so
-/// asked.
+/// Loads four 8 × 8 matrices of 2-byte numbers from shared memory. Lane l passes the address of row l % 8 of matrix l /
+/// 8. x[i] receives two numbers of matrix i, at row l / 4 and columns 2 (l % 4) and 2 (l % 4) + 1. With kTransposed,
+/// each matrix is transposed first.
 template <bool kTransposed>
 __device__ inline void load_matrices(const __nv_bfloat16* at, std::uint32_t (&x)[4]) {
   if constexpr (kTransposed) {

@@ -92,4 +92,14 @@ void quantization_error(const Context& context, const Tensor& x, const mx::Quant
   TESSERA_RUN(quantization_error, context, x, q, sums_2, num_rows_1);
 }
 
+DType wide_type(const mx::Quantized& x) {
+  return x.format.scale_type == mx::ScaleType::kE8M0 ? DType::kBFloat16 : DType::kFloat32;
+}
+
+Tensor widened(const Context& context, const mx::Quantized& x, DType dtype) {
+  const Tensor wide = context.arena->allocate(x.elements.shape(), dtype);
+  dequantize(context, x, wide);
+  return wide;
+}
+
 }  // namespace tessera

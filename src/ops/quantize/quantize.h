@@ -24,6 +24,11 @@ void quantize_weight(const Context& context, const Tensor& w, const mx::Format& 
 /// shape. With E8M0 scales, a bfloat16 y is exact for all numbers in bfloat16's range.
 void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y);
 
+/// Returns the type whose products of x are exact: bfloat16 with E8M0 scales, and float32 with others.
+DType wide_type(const mx::Quantized& x);
+/// Returns x dequantized to this type, in scratch memory.
+Tensor widened(const Context& context, const mx::Quantized& x, DType dtype);
+
 /// Holds two sums over numbers: that of squares, and that of squared differences.
 struct ErrorSums {
   double signal = 0.0, noise = 0.0;

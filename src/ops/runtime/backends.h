@@ -7,6 +7,7 @@
 //   }
 #pragma once
 
+#include <array>
 #include <optional>
 #include <type_traits>
 
@@ -36,7 +37,7 @@ inline constexpr bool kHasCuda = true;
 inline constexpr bool kHasCuda = false;
 #endif
 
-/// Calls see(tensor) for every tensor of an operand, which is a tensor, a struct of tensors, or an option.
+/// Calls see(tensor) for every tensor of an operand, which is a tensor, a pair or struct of tensors, or an option.
 template <typename Operand, typename See>
 void for_each_tensor(const Operand& x, const See& see) {
   const auto all = [&](const auto&... parts) { (for_each_tensor(parts, see), ...); };
@@ -50,10 +51,14 @@ void for_each_tensor(const Operand& x, const See& see) {
     all(x.rows, x.columns, x.wide_rows, x.wide_columns);
   } else if constexpr (requires { x.k_rope; }) {
     all(x.q, x.kv, x.k_rope, x.doc_start_T);
+  } else if constexpr (std::is_same_v<Operand, std::array<Tensor, 2>>) {
+    all(x[0], x[1]);
+  } else if constexpr (requires { x.kv_a; }) {
+    all(x.kv_a, x.norm_weight_C, x.q, x.wkv_b, x.q_latent, x.cos_PM, x.sin_PM);
   } else if constexpr (requires { x.cache_SPN; }) {
-    all(x.q, x.q_latent, x.cache_SPN, x.slot_T, x.position_T);
+    all(x.q, x.q_latent, x.wkv_b, x.cache_SPN, x.slot_T, x.position_T);
   } else if constexpr (requires { x.w13_E2FD; }) {
-    all(x.w13_E2FD, x.w2_EDF, x.expert_ids_TK, x.weights_TK, x.counts_E);
+    all(x.w13_E2FD, x.w2_EDF, x.shared_w13_2ID, x.shared_w2_DI, x.expert_ids_TK, x.weights_TK, x.counts_E);
   } else if constexpr (requires { x.scores_TE; }) {
     all(x.scores_TE, x.expert_ids_TK, x.weights_TK, x.counts_E, x.balance_f_BE);
   }

@@ -39,6 +39,22 @@ std::size_t scratch_bytes(int num_sms) {
   return groups_bytes<G>() + G::Gemm::get_workspace_size(arguments);
 }
 
+/// Writes zeros to the weight gradients of experts without rows, which no group assigns.
+inline __global__ void zero_empty_kernel(const std::int32_t* offsets_E1, std::int64_t size, float* d_w_EMN) {
+  const std::int64_t e = blockIdx.y;
+  if (offsets_E1[e] != offsets_E1[e + 1]) return;
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
+    d_w_EMN[e * size + i] = 0.0f;
+  }
+}
+inline void zero_empty(const std::int32_t* offsets_E1, int num_experts, std::int64_t size, float* d_w_EMN,
+                       cudaStream_t stream) {
+  constexpr unsigned kThreads = 128, kBlocksPerExpert = 64;
+  zero_empty_kernel<<<dim3(kBlocksPerExpert, static_cast<unsigned>(num_experts)), kThreads, 0, stream>>>(offsets_E1,
+                                                                                                         size, d_w_EMN);
+}
+
 inline void require_success(cutlass::Status status) {
   TESSERA_CHECK(status == cutlass::Status::kSuccess, "CUTLASS: {}", cutlass::cutlassGetStatusString(status));
 }

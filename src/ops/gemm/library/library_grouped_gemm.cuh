@@ -109,18 +109,6 @@ __global__ void set_up_kernel(LibraryGrouped args, typename G::Groups* groups) {
   }
 }
 
-constexpr int kZeroThreads = 128;
-
-/// Writes zeros for the experts without rows.
-inline __global__ void zero_empty_kernel(const std::int32_t* offsets_E1, std::int64_t size, float* d_w) {
-  const std::int64_t e = blockIdx.y;
-  if (offsets_E1[e] != offsets_E1[e + 1]) return;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kZeroThreads + threadIdx.x; i < size;
-       i += std::int64_t{gridDim.x} * kZeroThreads) {
-    d_w[e * size + i] = 0.0f;
-  }
-}
-
 template <typename Arch, LibraryProduct kProduct>
 void multiply(const LibraryGrouped& args, cudaStream_t stream) {
   using G = GroupedGemm<Arch, kProduct>;
@@ -166,9 +154,8 @@ void multiply(const LibraryGrouped& args, cudaStream_t stream) {
       return multiply<Arch, LibraryProduct::kDgrad>(args, stream);
     case LibraryProduct::kWgrad:
       if (!args.accumulate) {
-        constexpr unsigned kBlocksPerExpert = 64;
-        zero_empty_kernel<<<dim3(kBlocksPerExpert, static_cast<unsigned>(args.num_experts)), kZeroThreads, 0, stream>>>(
-            args.offsets_E1, std::int64_t{args.m} * args.n, static_cast<float*>(args.c));
+        zero_empty(args.offsets_E1, args.num_experts, std::int64_t{args.m} * args.n, static_cast<float*>(args.c),
+                   stream);
       }
       return multiply<Arch, LibraryProduct::kWgrad>(args, stream);
   }
