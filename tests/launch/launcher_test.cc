@@ -133,11 +133,8 @@ class SickNodes : public LauncherTest {
   void judge(HealthLevel level, double active_check = 0.0) const {
     const std::string reason = level == HealthLevel::kBad ? "[node_problem] gpuXid: GPU 3: XID 79" : "";
     fs::create_directories(options_.health_folder);
-    write_verdict(options_.health_folder, {.node = "n1",
-                                           .time = unix_time(),
-                                           .level = level,
-                                           .reason = reason,
-                                           .active_check = active_check});
+    write_verdict(options_.health_folder,
+                  {.node = "n1", .time = unix_time(), .level = level, .reason = reason, .active_check = active_check});
   }
 };
 

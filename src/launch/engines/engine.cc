@@ -136,7 +136,7 @@ class SlurmEngine : public Engine {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
   }
   std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const override {
-    const CommandLine resume = {"scontrol", "update", "nodename=" + node, "state=resume"};
+    CommandLine resume = {"scontrol", "update", "nodename=" + node, "state=resume"};
     if (reason.empty()) return resume;
     // An operator may have drained it for something else meanwhile.
     return CommandLine{"sh", "-c",

@@ -92,9 +92,9 @@ TEST(FlightAnalysis, WaitsAreFollowed) {
 TEST(FlightAnalysis, RanksThatCannotBeOfTheWorldAreNotBlamed) {
   EXPECT_THAT(culprit_of({receiving(0, 8, 17), waiting(1, 8), waiting(2, 8), waiting(3, 8)}).ranks,
               ::testing::Not(::testing::Contains(17)));
-  EXPECT_THAT(culprit_of({waiting(0, 8), waiting(1, 8), computing(2, 7), waiting(3, 8), ended(computing(9, 1), 1, "x")})
-                  .ranks,
-              ElementsAre(2));
+  EXPECT_THAT(
+      culprit_of({waiting(0, 8), waiting(1, 8), computing(2, 7), waiting(3, 8), ended(computing(9, 1), 1, "x")}).ranks,
+      ElementsAre(2));
 }
 
 TEST(FlightAnalysis, TwoThatComputeAreLikely) {
