@@ -13,6 +13,7 @@
 #include "health/verdict.h"
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
+#include "run/state/replica_check.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
 
@@ -123,6 +124,26 @@ TEST_F(LauncherTest, TheSchedulersCommandsAreReaped) {
   ASSERT_GT(process, 0);
   EXPECT_EQ(kill(process, 0), -1);
   EXPECT_EQ(errno, ESRCH);
+}
+
+TEST_F(LauncherTest, AReplayBlamesTheNodeThatHadTheWrongState) {
+  options_.num_spares = 1;
+  options_.ranks_per_node = 2;
+  const std::string monitor = (scratch_ / "monitor.pid").string();
+  const auto tell_of_replay = [&](std::size_t attempt) {
+    if (attempt != 2) return;
+    data::write_file(run_ / kMismatchesName, R"({"step": 7, "attempt": 3, "wrong_ranks": [1]})"
+                                             "\n");
+  };
+  // Replicas differ on n1. Before a replay can show whose state was wrong, n1 is lost, and n2 takes its place.
+  const Script script{.nodes = {"n1", "n2"},
+                      .ranks = {"exit 72", fmt::format("kill -9 $(cat {}); exec sleep 100", monitor), "exec sleep 2"},
+                      .monitor_of_n1 = fmt::format("[ -e {0} ] && exit 1; echo $$ > {0}; exec \"$@\"", monitor),
+                      .before_ranks = tell_of_replay};
+  EXPECT_EQ(run(script), 0) << log_;
+  EXPECT_THAT(log_, HasSubstr("gives another state than rank 1 on n1 had; it trains no more"));
+  EXPECT_EQ(incident(1).at("blamed").at("node"), "n1");
+  EXPECT_EQ(read_launch_state(run_)->nodes.at(1).role, "active");
 }
 
 class SickNodes : public LauncherTest {
