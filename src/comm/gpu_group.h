@@ -49,8 +49,8 @@ class GpuGroup {
   GpuGroup& operator=(const GpuGroup&) = delete;
 
   /// Splits the group. Ranks with the same color form a new group, sorted by `order`. All ranks must call it together.
-  /// Returns null if `size` is 1. Groups of one kind of traffic share a stream. Only those
-  /// of weights share NCCL's resources.
+  /// Returns null if `size` is 1. Groups of one kind of traffic share a stream. Only those of weights share
+  /// NCCL's resources.
   std::unique_ptr<GpuGroup> split(int color, int order, int size, Traffic traffic);
   /// Makes a group of two of the ranks, which become ranks 0 and 1. Both must call it together. A link's operations
   /// neither wait for other groups' nor delay them.

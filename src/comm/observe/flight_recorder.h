@@ -66,8 +66,8 @@ struct FlightLog {
   std::array<FlightEvent, kMaxFlightEvents> events;  // number n is at (n - 1) % kMaxFlightEvents
 };
 
-/// Writes a rank's log. A recorder without a log records nothing. Any thread may call begin(), end() and
-/// set_peer(). One thread at a time may call add_group().
+/// Writes a rank's log. A recorder without a log records nothing. Any thread may call begin(), end() and set_peer().
+/// One thread at a time may call add_group().
 class FlightRecorder {
  public:
   FlightRecorder() = default;

@@ -30,8 +30,8 @@ void DirectDispatcher::allocate_backend(const Context& op, DispatchSaved& saved)
   const std::int64_t num_rows = saved.num_rows();
   const std::int64_t max_copies = std::min(num_rows, num_ranks() * saved.num_tokens());
   saved.backend = DirectRouting{
-      .rank_tJ = ints({saved.num_tokens(), max_ranks_of_token_}),
-      .first_row_tJ = ints({saved.num_tokens(), max_ranks_of_token_}),
+      .rank_tJ = ints({saved.num_tokens(), max_ranks_of_token()}),
+      .first_row_tJ = ints({saved.num_tokens(), max_ranks_of_token()}),
       .row_of_slot_tK = ints(saved.routing.expert_ids_tK.shape()),
       .num_copies_1 = ints({1}),
       .home_Q = ints({max_copies}),
@@ -91,7 +91,8 @@ void DirectDispatcher::store_counts(const DispatchSaved& saved) {
 void DirectDispatcher::store_records(const Placement& placement, const Tensor& next_row_E, const DispatchSaved& saved) {
   const DirectRouting& routing = direct_routing(saved);
   const std::int64_t num_tokens = saved.num_tokens(), top_k = options().top_k;
-  const std::int64_t num_experts = options().num_experts, local = num_local_experts(), max_places = max_ranks_of_token_;
+  const std::int64_t num_experts = options().num_experts, local = num_local_experts(),
+                     max_places = max_ranks_of_token();
   const auto* expert_ids = saved.routing.expert_ids_tK.data<std::int32_t>();
   const auto* weights = saved.routing.weights_tK.data<float>();
   const auto* counts = saved.routing.counts_E.data<std::int32_t>();
@@ -158,7 +159,7 @@ void DirectDispatcher::store_tokens(const Payload& tokens, Buffer buffer, const 
   const auto* first_rows = routing.first_row_tJ.data<std::int32_t>();
   parallel_ranges(saved.num_tokens(), kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      for (std::int64_t at = t * max_ranks_of_token_; at < (t + 1) * max_ranks_of_token_ && ranks[at] >= 0; ++at) {
+      for (std::int64_t at = t * max_ranks_of_token(); at < (t + 1) * max_ranks_of_token() && ranks[at] >= 0; ++at) {
         const std::array<Tensor, 2>& target = targets[static_cast<std::size_t>(ranks[at])];
         for (std::size_t i = 0; i < parts.size() && parts[i].defined(); ++i) {
           std::memcpy(row_bytes(target[i], first_rows[at]), row_bytes(parts[i], t), bytes_of_row(parts[i]));
@@ -187,7 +188,7 @@ void DirectDispatcher::read_records(const DispatchSaved& saved) {
       CopyRecord* copy = window_.copy(group_.rank(), source, i);
       const CopyChoice* copy_choices = DirectWindow::choices(copy);
       home[copies] = source;
-      place[copies] = static_cast<std::int32_t>(copy->token * max_ranks_of_token_) + copy->place;
+      place[copies] = static_cast<std::int32_t>(copy->token * max_ranks_of_token()) + copy->place;
       for (std::int32_t c = 0; c < copy->num_rows; ++c, ++choices) {
         const auto& [row, k, weight] = copy_choices[c];
         row_of_choice[choices] = row;
@@ -283,7 +284,7 @@ void DirectDispatcher::add_sums(const DispatchSaved& saved, const Tensor& y_tD, 
     std::vector<const void*> sums_of_token;
     for (std::int64_t t = begin; t < end; ++t) {
       sums_of_token.clear();
-      for (std::int64_t at = t * max_ranks_of_token_; at < (t + 1) * max_ranks_of_token_ && ranks[at] >= 0; ++at) {
+      for (std::int64_t at = t * max_ranks_of_token(); at < (t + 1) * max_ranks_of_token() && ranks[at] >= 0; ++at) {
         sums_of_token.push_back(row_bytes(sums, at));
       }
       sum_rows(options().dtype, sums_of_token, nullptr, options().dim, write, row_bytes(y_tD, t));

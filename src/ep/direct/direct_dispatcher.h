@@ -1,5 +1,5 @@
-// The dispatcher whose ranks store into each other's windows, by the protocol of protocol.h. A rank sends no
-// messages. It waits only for flags in its window, and what it must know of the others is there, too.
+// The dispatcher whose ranks store into each other's windows, by the protocol of protocol.h. A rank sends no messages.
+// It waits only for flags in its window, and what it must know of the others is there, too.
 //
 // In a dispatch, every rank stores its counts into every window. From all ranks' counts, a rank computes where its rows
 // go on every other rank. They go to their expert's group, behind the rows of earlier ranks. A token crosses once per

@@ -106,8 +106,7 @@ Tensor DirectWindow::d_weights_tK(int rank) const {
 WindowDispatcher::WindowDispatcher(const DispatchOptions& options, ProcessGroup& group)
     : Dispatcher(options, group.size()),
       group_(group),
-      window_(group.size(), options, max_rows(options.max_tokens, options.max_alignment)),
-      max_ranks_of_token_(window_.max_ranks_of_token()) {}
+      window_(group.size(), options, max_rows(options.max_tokens, options.max_alignment)) {}
 
 Payload WindowDispatcher::rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const {
   const Payload all = buffer == Buffer::kRows ? window_.rows(rank) : window_.gradients(rank);

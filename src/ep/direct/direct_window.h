@@ -95,12 +95,12 @@ class WindowDispatcher : public Dispatcher {
 
   /// Returns `buffer` (kRows or kGradients) of `rank`'s window, cut to this call's size.
   Payload rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const;
+  std::int64_t max_ranks_of_token() const { return window_.max_ranks_of_token(); }
   /// Returns the end of a message about a flag that has not come.
   std::string missing(Flag flag, int source, std::uint64_t expected, std::uint64_t seen) const;
 
   ProcessGroup& group_;
   DirectWindow window_;
-  std::int64_t max_ranks_of_token_;  // J
 
  private:
   Tensor do_rows_in_window(const Context& op, const DispatchSaved& saved) const override;

@@ -79,8 +79,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
     const auto allocate = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
     const std::int64_t tokens = saved.num_tokens();
     saved.backend = GpuDirectRouting{
-        .rank_tJ = allocate({tokens, max_ranks_of_token_}),
-        .first_row_tJ = allocate({tokens, max_ranks_of_token_}),
+        .rank_tJ = allocate({tokens, max_ranks_of_token()}),
+        .first_row_tJ = allocate({tokens, max_ranks_of_token()}),
         .place_Pt = allocate({num_ranks(), tokens}),
         .row_PtK = allocate({num_ranks(), tokens, options().top_k}),
         .source_of_row_R = allocate({saved.num_rows()}),
@@ -130,7 +130,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
         .num_ranks = group_.size(),
         .num_tokens = static_cast<int>(saved.num_tokens()),
         .top_k = static_cast<int>(options().top_k),
-        .max_ranks_of_token = static_cast<int>(max_ranks_of_token_),
+        .max_ranks_of_token = static_cast<int>(max_ranks_of_token()),
         .num_blocks = options().num_sms,
         .num_chunks = static_cast<int>(std::clamp<std::int64_t>(saved.num_tokens() / kTokensPerChunk, 1, kMaxChunks)),
         .timeout_ns = static_cast<std::uint64_t>(1e9 * std::min(kLongest, kOfTimeout * group_.timeout().count())),
