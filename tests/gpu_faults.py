@@ -4,11 +4,11 @@
     tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 120]
 
 A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank. A
-rank that is killed or stopped, or loses its GPU, must be replaced, and the run must train on from a copy in memory. A
-lost GPU: a kernel traps, and each later call of CUDA in that process fails (tests/lost_gpu.cc). A step in which a gradient is
-NaN once must be made again. Every run must end with the losses and gradient norms of an undisturbed one, to the last
-bit, also in steps that were made twice. The script prints a line per run: the mesh, the fault, how many steps were made
-again, the seconds until the run trained again, and what the run said.
+rank that is killed or stopped, or loses its GPU, must be replaced. The run must then train on from a copy in memory. A
+GPU is lost when a kernel traps: each later call of CUDA in that process fails (tests/lost_gpu.cc). A step in which a
+gradient is NaN once must be made again. Every run must end with the losses and gradient norms of an undisturbed one, to
+the last bit, also in steps that were made twice. The script prints a line per run: the mesh, the fault, how many steps
+were made again, the seconds until the run trained again, and what the run said.
 Exits with status 1 if a run does not recover.
 """
 
