@@ -120,17 +120,17 @@ void Block::backward_from_saved(const LayerContext& context, const BlockSaved& s
   const ArenaScope scope(*op.arena);
   const Tensor d_y_tD = context.allocate(d_tD.shape());
   // A norm's output, in the forms that weight gradients read.
-  const auto norm_output = [&](const OperandForms& forms, const GemmOperand& saved_y, const Tensor& x_tD,
-                               const RmsNorm& norm, const Tensor& rstd_t) {
+  const auto norm_output = [&](const LayerContext& readers, const OperandForms& forms, const GemmOperand& saved_y,
+                               const Tensor& x_tD, const RmsNorm& norm, const Tensor& rstd_t) {
     if (context.recompute != Recompute::kSelective) return saved_y;
-    const GemmOperand y_tD = allocate_operand(for_deferred(context), x_tD.shape(), forms);
+    const GemmOperand y_tD = allocate_operand(readers, x_tD.shape(), forms);
     norm.forward(context, x_tD, y_tD, rstd_t);
     return y_tD;
   };
   {
     const ArenaScope half_scope(*op.arena);
-    const GemmOperand y_tD =
-        norm_output(ffn_forms(context).wgrad, saved.ffn_y_tD, saved.mid_tD, ffn_norm_, saved.ffn_rstd_t);
+    const GemmOperand y_tD = norm_output(for_deferred(context), ffn_forms(context).wgrad, saved.ffn_y_tD, saved.mid_tD,
+                                         ffn_norm_, saved.ffn_rstd_t);
     if (feed_forward_) {
       feed_forward_->backward(context, y_tD, saved.ffn_h_T2I, d_tD, d_y_tD);
     } else {
@@ -140,7 +140,8 @@ void Block::backward_from_saved(const LayerContext& context, const BlockSaved& s
   ffn_norm_.backward(context, d_y_tD, saved.mid_tD, saved.ffn_rstd_t, d_tD, Write::kAccumulate);
   {
     const ArenaScope half_scope(*op.arena);
-    const GemmOperand y_tD = norm_output(attention_.y_forms(context).wgrad, saved.attention_y_tD, saved.x_tD,
+    // No weight gradient that reads this output is deferred (Attention::backward).
+    const GemmOperand y_tD = norm_output(context, attention_.y_forms(context).wgrad, saved.attention_y_tD, saved.x_tD,
                                          attention_norm_, saved.attention_rstd_t);
     attention_.backward(context, y_tD, saved.attention, d_tD, d_y_tD);
   }
