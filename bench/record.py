@@ -10,7 +10,7 @@ has it), and the laboratory's courses, if `make -C lab` has built them. It write
 machine, libraries, commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs
 tests/gpu_mutants.py. With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same
 sources. --sanitizer [FILTER] also runs tests/compute_sanitizer.sh. --faults MESH,... also runs tests/gpu_faults.py on
-all GPUs, and --gpus PART,... these parts of bench/gpus.py.
+all GPUs, --gpus PART,... these parts of bench/gpus.py, and --forecast FILE the steps of that forecast.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -67,6 +67,7 @@ SOURCES = {
     "gpus_dispatch": [*COMMUNICATION, "src/ops/kit/*.cuh", "src/ops/quantize/*", "bench/ep_gpu_bench.cc"],
     "faults": ["src/launch/*.*", "src/launch/watch/*", "src/run/*.*", "src/run/state/*", "src/comm/*.*",
                "src/comm/observe/*", "tests/gpu_faults.py", "tests/lost_gpu.cc"],
+    "forecast": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION],
     "decoding": [*KERNELS, *DECODING, "src/model/*.*", "src/device/cuda_graph.*", "src/generate/*",
                  "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
@@ -198,6 +199,9 @@ def make(args):
         num_gpus = sum(key.startswith("GPU ") for key in machine)
         logs.append(run("gpu_faults.py", [sys.executable, ROOT / "tests/gpu_faults.py", "--tessera", tessera, "--ranks",
                                           str(num_gpus), "--only", args.faults]))
+    if args.forecast:
+        logs.append(run("forecast_gpu.py", [sys.executable, ROOT / "bench/forecast_gpu.py", "--tessera", tessera,
+                                            "--measure", args.forecast]))
     lines = []
     for course in COURSES:
         if (ROOT / "build/lab" / course).exists():
@@ -365,6 +369,12 @@ def faults(record):
                  [[f"`{mesh}`", fault, *result[:2]] for mesh, fault, *result in rows])
 
 
+def forecast(record):
+    """Returns the table of steps that were predicted before they ran."""
+    log = next(log["log"] for log in record["logs"] if log["name"] == "forecast_gpu.py")
+    return [line for line in log.splitlines() if line.startswith("|")]
+
+
 def gpus(record, part):
     """Returns the lines of a part of bench/gpus.py."""
     return [line for line in record["lines"] if line["table"] == "gpus" and line["name"].startswith(part)]
@@ -412,7 +422,8 @@ def of_bytes(record):
 
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
-         "decoding": decoding, "faults": faults, "gpus_cells": gpus_cells, "gpus_dispatch": gpus_dispatch,
+         "decoding": decoding, "faults": faults, "forecast": forecast, "gpus_cells": gpus_cells,
+         "gpus_dispatch": gpus_dispatch,
          "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"), "lab_dispatch": course("dispatch", "GB/s")}
 
 
@@ -547,6 +558,7 @@ def main():
     maker.add_argument("--made", metavar="FOLDER", help="the mutants' programs are already here")
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
     maker.add_argument("--faults", metavar="MESH,...", help="with tests/gpu_faults.py")
+    maker.add_argument("--forecast", type=pathlib.Path, metavar="FILE", help="with bench/forecast_gpu.py --measure")
     maker.add_argument("--gpus", default="", metavar="PART,...", help="with these parts of bench/gpus.py")
     maker.add_argument("--seconds", type=int, default=0, help="that bench/gpus.py may take; 0: as long as it takes")
     commands.add_parser("docs", help="writes the docs' figures anew from their records")

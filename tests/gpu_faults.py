@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Injects faults into runs on this machine's GPUs under `tessera launch`, and prints how each run recovered.
 
-    tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 120]
+    tests/gpu_faults.py --tessera build/release/src/app/tessera [--ranks 4] [--only NAME,...] [--steps 60]
 
 A run is one mesh (sharded weights only, experts over `direct`, experts over `standard`) with one fault of one rank. A
 rank that is killed or stopped, or loses its GPU, must be replaced. The run must then train on from a copy in memory. A
@@ -169,7 +169,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tessera", required=True)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--only", default=",".join(MESHES), help="meshes")
     args = parser.parse_args()
     failed = 0
