@@ -120,8 +120,10 @@ void Runtime::wait(const Event& event, const std::function<void()>& check) {
   if (shared_->wait) shared_->wait(event, check);
   const char* failure = event.wait();
   if (failure == nullptr) return;
-  fail("the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
-       failure, recorder().dump());
+  throw Error(fmt::format("the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 "
+                          "finds which):\n{}",
+                          failure, recorder().dump()),
+              ExitStatus::kProgramError);  // another GPU may do: a launcher restarts the run
 }
 
 void Runtime::fetch(const Tensor& tensor, void* target) {
@@ -138,8 +140,10 @@ void RunningOperator::note(const Tensor& operand) const { op_.cuda->recorder().n
 
 void RunningOperator::check_launches() const {
   const cudaError_t status = cudaGetLastError();
-  require(status == cudaSuccess, "the GPU refused an operator: {} ({}). The last operators, this one last:\n{}",
-          cudaGetErrorString(status), cudaGetErrorName(status), op_.cuda->recorder().dump());
+  if (status == cudaSuccess) return;
+  throw Error(fmt::format("the GPU refused an operator: {} ({}). The last operators, this one last:\n{}",
+                          cudaGetErrorString(status), cudaGetErrorName(status), op_.cuda->recorder().dump()),
+              ExitStatus::kProgramError);
 }
 
 }  // namespace tessera::cuda
