@@ -6,8 +6,8 @@
     bench/forecast_gpu.py --tessera PROGRAM --measure FORECAST                 # makes them, on such GPUs
 
 PROGRAM must be built with CUDA. Rows are those of docs/results.md and docs/performance.md that have a command, and
-steps of two H100s. Only rows that are said to calibrate had a part in the rates of clusters/. Prints a table. Fails if
-the mean error of the others is above 3 %, or the largest above 8 %. A FORECAST has the rows of so many GPUs, or for
+steps of two H100s. Rows that had a part in the rates of clusters/, or that older kernels ran, do not count. Prints a
+table. Fails if the mean error of the others is above 3 %, or the largest above 8 %. A FORECAST has the rows of so many GPUs, or for
 8xh200 the steps of bench/gpus.py. It is committed before the runs that check it.
 """
 
@@ -45,39 +45,41 @@ def mode(name, batch):
     return [f"--activation_checkpoint.mode={name}", f"--training.local_batch_size={batch}"]
 
 
-# Name, cluster, GPUs, arguments, measured tokens/s per GPU, and whether the row calibrates rates.
+# What a row is that does not count: it had a part in the rates of clusters/, or older kernels ran it.
+CALIBRATES, OLDER = "calibrates", "older kernels"
+# Name, cluster, GPUs, arguments, measured tokens/s per GPU, and why the row does not count.
 ROWS = [
-    ("8 layers, bf16", "h200", 1, CUT, 71005, False),
-    ("8 layers, fp8_blockwise", "h200", 1, CUT + FP8_BLOCKWISE, 77498, False),
-    ("8 layers, fp8_blockwise, output", "h200", 1, CUT + FP8_BLOCKWISE + [OUTPUT], 81568, False),
-    ("8 layers, mxfp8", "h200", 1, CUT + MXFP8, 79243, False),
-    ("8 layers, mxfp8, output", "h200", 1, CUT + MXFP8 + [OUTPUT], 83513, False),
-    ("8 layers, FSDP only", "h200", 2, CUT, 61887, True),
-    ("8 layers, FSDP only", "h200", 4, CUT, 59430, False),
-    ("8 layers, direct", "h200", 2, CUT + experts(2, "direct"), 71153, True),
-    ("8 layers, direct, mxfp8", "h200", 2, CUT + experts(2, "direct") + MXFP8, 76340, False),
-    ("8 layers, direct", "h200", 4, CUT + experts(4, "direct"), 71823, False),
-    ("8 layers, 1F1B", "h200", 2, CUT + PIPELINE, 68336, False),
-    ("16B, standard", "h200", 4, WHOLE + experts(4, "standard"), 22335, False),
-    ("16B, direct", "h200", 4, WHOLE + experts(4, "direct"), 24498, False),
-    ("16B, direct, mxfp8", "h200", 4, WHOLE + experts(4, "direct") + MXFP8, 28746, False),
-    ("16B, standard, none", "h200", 2, ON_TWO + mode("none", 1) + experts(2, "standard"), 19244, False),
-    ("16B, direct, none", "h200", 2, ON_TWO + mode("none", 1), 20778, False),
-    ("16B, standard, mxfp8, full", "h200", 2, ON_TWO + mode("full", 2) + experts(2, "standard") + MXFP8, 20331, False),
-    ("16B, direct, mxfp8, full", "h200", 2, ON_TWO + mode("full", 2) + MXFP8 + MXFP8_ROWS, 22359, False),
+    ("8 layers, bf16", "h200", 1, CUT, 71005, ""),
+    ("8 layers, fp8_blockwise", "h200", 1, CUT + FP8_BLOCKWISE, 77498, ""),
+    ("8 layers, fp8_blockwise, output", "h200", 1, CUT + FP8_BLOCKWISE + [OUTPUT], 81568, ""),
+    ("8 layers, mxfp8", "h200", 1, CUT + MXFP8, 79243, ""),
+    ("8 layers, mxfp8, output", "h200", 1, CUT + MXFP8 + [OUTPUT], 83513, ""),
+    ("8 layers, FSDP only", "h200", 2, CUT, 61887, CALIBRATES),
+    ("8 layers, FSDP only", "h200", 4, CUT, 59430, OLDER),
+    ("8 layers, direct", "h200", 2, CUT + experts(2, "direct"), 71153, CALIBRATES),
+    ("8 layers, direct, mxfp8", "h200", 2, CUT + experts(2, "direct") + MXFP8, 76340, OLDER),
+    ("8 layers, direct", "h200", 4, CUT + experts(4, "direct"), 71823, OLDER),
+    ("8 layers, 1F1B", "h200", 2, CUT + PIPELINE, 68336, OLDER),
+    ("16B, standard", "h200", 4, WHOLE + experts(4, "standard"), 22335, ""),
+    ("16B, direct", "h200", 4, WHOLE + experts(4, "direct"), 24498, ""),
+    ("16B, direct, mxfp8", "h200", 4, WHOLE + experts(4, "direct") + MXFP8, 28746, ""),
+    ("16B, standard, none", "h200", 2, ON_TWO + mode("none", 1) + experts(2, "standard"), 19244, OLDER),
+    ("16B, direct, none", "h200", 2, ON_TWO + mode("none", 1), 20778, OLDER),
+    ("16B, standard, mxfp8, full", "h200", 2, ON_TWO + mode("full", 2) + experts(2, "standard") + MXFP8, 20331, OLDER),
+    ("16B, direct, mxfp8, full", "h200", 2, ON_TWO + mode("full", 2) + MXFP8 + MXFP8_ROWS, 22359, OLDER),
 ]
 FIVE = [one.replace("n_layers=8", "n_layers=5") for one in CUT]
 # What two H100s gave on 2026-11-26, with `--measure bench/forecasts/2026-11-26-2xh100.json`.
 ROWS += [
-    ("5 layers, bf16", "h100", 1, FIVE, 95453, False),
-    ("5 layers, mxfp8", "h100", 1, FIVE + MXFP8, 101173, False),
+    ("5 layers, bf16", "h100", 1, FIVE, 95453, ""),
+    ("5 layers, mxfp8", "h100", 1, FIVE + MXFP8, 101173, ""),
     ("5 layers, full, fp8_blockwise, output", "h100", 1, FIVE + mode("full", 2) + FP8_BLOCKWISE + [OUTPUT], 97329,
-     False),
-    ("8 layers, FSDP only", "h100", 2, CUT, 58472, False),
-    ("8 layers, direct", "h100", 2, CUT + experts(2, "direct"), 66396, True),
-    ("8 layers, standard", "h100", 2, CUT + experts(2, "standard"), 61161, True),
-    ("8 layers, direct, mxfp8", "h100", 2, CUT + experts(2, "direct") + MXFP8, 72948, False),
-    ("8 layers, 1F1B", "h100", 2, CUT + PIPELINE, 63426, False),
+     ""),
+    ("8 layers, FSDP only", "h100", 2, CUT, 58472, ""),
+    ("8 layers, direct", "h100", 2, CUT + experts(2, "direct"), 66396, CALIBRATES),
+    ("8 layers, standard", "h100", 2, CUT + experts(2, "standard"), 61161, CALIBRATES),
+    ("8 layers, direct, mxfp8", "h100", 2, CUT + experts(2, "direct") + MXFP8, 72948, ""),
+    ("8 layers, 1F1B", "h100", 2, CUT + PIPELINE, 63426, ""),
 ]
 # Name, GPUs, arguments, measured milliseconds of a layer: half of the difference of steps with three and with one.
 LAYERS = [
@@ -122,7 +124,11 @@ def blind_runs(kind):
 def write_blind(path, kind, program, clusters):
     """Writes the forecasts of runs that have not been made."""
     rows = []
-    for name, ranks, options in blind_runs(kind):
+    runs = list(blind_runs(kind))
+    if not runs:
+        sys.exit(f"forecast_gpu: no runs on '{kind}'; expected 8xh200, or GPUs of a row: "
+                 f"{', '.join(sorted({f'{ranks}x{cluster}' for _, cluster, ranks, *_ in ROWS}))}")
+    for name, ranks, options in runs:
         answer = predict(program, clusters, kind.split("x")[1], ranks, options)
         rows.append({"run": name, "ranks": ranks, "options": options,
                      "tokens_per_s_per_gpu": round(answer["tokens_per_s_per_gpu"]),
@@ -133,9 +139,12 @@ def write_blind(path, kind, program, clusters):
 
 def measure(path, program):
     """Makes the runs of a forecast, and compares. Returns whether all could be made."""
-    print("| run | GPUs | measured | predicted | error, % |\n| --- | --- | --- | --- | --- |")
     is_complete = True
-    for row in json.loads(path.read_text())["forecasts"]:
+    forecasts = json.loads(path.read_text()).get("forecasts")
+    if not forecasts:
+        sys.exit(f"forecast_gpu: '{path}' has no forecasts of --predict")
+    print("| run | GPUs | measured | predicted | error, % |\n| --- | --- | --- | --- | --- |")
+    for row in forecasts:
         command = [*gpus.mpirun(row["ranks"]), program, "bench", "step", "--training.device=cuda", "--steps=12",
                    "--warmup=5", *row["options"]]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | AS_ROOT)
@@ -166,22 +175,25 @@ def main():
         sys.exit(not measure(args.measure, args.tessera))
     errors, runs = [], {}
 
-    def show(name, gpus_of_run, unit, measured, predicted, calibrates):
-        error = predicted / measured - 1.0
-        runs[f"{name}, {gpus_of_run}"] = {"measured": measured, "predicted": round(predicted, unit)}
-        if not calibrates:
+    def show(name, gpus_of_run, unit, measured, predicted, why_not):
+        """Adds a row: tokens/s (unit 0), or ms (unit 1). A positive error is a forecast that is too fast."""
+        as_rate = (lambda value: 1000.0 / value) if unit else (lambda value: value)
+        error = as_rate(predicted) / as_rate(measured) - 1.0
+        runs[f"{name}, {gpus_of_run}"] = {"measured": round(as_rate(measured), 3),
+                                          "predicted": round(as_rate(predicted), 3)}
+        if not why_not:
             errors.append(abs(error))
         print(f"| {name} | {gpus_of_run} | {measured:,.{unit}f} | {predicted:,.{unit}f} | {100 * error:+.1f} | "
-              f"{'calibrates' if calibrates else ''} |", flush=True)
+              f"{why_not} |", flush=True)
 
     print("| run | GPUs | measured | predicted | error, % | |\n| --- | --- | --- | --- | --- | --- |")
-    for name, cluster, ranks, arguments, measured, calibrates in ROWS:
+    for name, cluster, ranks, arguments, measured, why_not in ROWS:
         answer = predict(args.tessera, args.clusters, cluster, ranks, arguments)
-        show(name, f"{ranks} {cluster.upper()}", 0, measured, answer["tokens_per_s_per_gpu"], calibrates)
+        show(name, f"{ranks} {cluster.upper()}", 0, measured, answer["tokens_per_s_per_gpu"], why_not)
     for name, ranks, arguments, measured in LAYERS:
         three, one = (predict(args.tessera, args.clusters, "h200", ranks,
                               [*arguments, f"--model.args.n_layers={depth}"])["step_ms"] for depth in (3, 1))
-        show(name + ", ms", f"{ranks} H200", 1, measured, 0.5 * (three - one), False)
+        show(name + ", ms", f"{ranks} H200", 1, measured, 0.5 * (three - one), OLDER)
     if args.out:
         args.out.write_text(json.dumps({"format": "tessera validation", "version": 1, "runs": runs}, indent=1) + "\n")
     mean, most = statistics.mean(errors), max(errors)

@@ -206,6 +206,7 @@ struct RoutingOptions {
     app.add_option("--loads", loads,
                    "Loads of experts that a run has recorded: its folder or expert_loads.json (default: equal loads)");
   }
+  bool is_default() const { return kind.empty() && loads.empty(); }
   RoutingKind kind_for(const JobConfig& job) const { return kind.empty() ? default_routing(job) : routing_kind(kind); }
   std::optional<ExpertLoads> recorded() const {
     return loads.empty() ? std::nullopt : std::optional(read_expert_loads(loads));
@@ -250,15 +251,22 @@ struct TimeCommand {
   double hours_between_failures = 0.0, minutes_between_checkpoints = 10.0, restart_minutes = 2.0;
   bool json = false;
 
-  void run(const JobConfig& job) const {
+  void run(JobConfig job) const {
     require(calibration.empty() != cluster.empty(),
             "give one of --calibration, for steps on this CPU, and --cluster, for GPUs");
+    const bool needs_cluster = !engine.empty() || !html.empty() || !routing.is_default() || tokens_of_run > 0.0;
+    require(!needs_cluster || !cluster.empty(), "--engine, --html, --loads, --routing and --tokens need --cluster");
     job.validate();
+    if (cluster.empty()) return run_on_cpu(job, degrees_of(job));
+    const Cluster machine = cluster_with_engine(cluster, engine, job);
+    set_ranks_per_domain(job, machine);
+    run_on(machine, job, degrees_of(job));
+  }
+
+  MeshDegrees degrees_of(const JobConfig& job) const {
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
-    require((engine.empty() && html.empty() && routing.loads.empty()) || !cluster.empty(),
-            "--engine, --html and --loads need --cluster");
-    cluster.empty() ? run_on_cpu(job, degrees) : run_on(cluster_with_engine(cluster, engine, job), job, degrees);
+    return degrees;
   }
 
   /// Returns the part of the time that trains. A failure costs half of the time between checkpoints and the restart.
@@ -267,6 +275,9 @@ struct TimeCommand {
     const double lost = (0.5 * minutes_between_checkpoints + restart_minutes) / 60.0;
     return hours_between_failures / (hours_between_failures + lost);
   }
+
+  /// Returns the days of the whole run at `rate` tokens per second and GPU.
+  double days_of_run(double rate) const { return tokens_of_run / rate / num_ranks / 86400.0 / effective_part(); }
 
   void run_on_cpu(const JobConfig& job, const MeshDegrees& degrees) const {
     require(job.training.device != DeviceChoice::kCuda,
@@ -296,6 +307,10 @@ struct TimeCommand {
       result["memory_bytes"] = memory;
       result["dollars_per_1e9_tokens"] = dollars;
       result["spread"] = forecast.step.error_seconds() / forecast.step.seconds;
+      if (tokens_of_run > 0.0) {
+        result["days"] = days_of_run(rate);
+        result["dollars"] = dollars * tokens_of_run * 1e-9 / effective_part();
+      }
       return fmt::print("{}\n", json_text(result));
     }
     if (num_ranks > 1) fmt::print("{} x {}: {}\n\n", num_ranks, machine.name, describe(degrees));
@@ -305,8 +320,8 @@ struct TimeCommand {
     fmt::print("step {:.1f} ms, {:.0f} tokens/s per GPU, MFU {:.1f} % (TorchTitan's count; {:.0f} TFLOP/s executed)\n",
                forecast.seconds * 1e3, rate, 100.0 * mfu, forecast.executed_flop / forecast.seconds * 1e-12);
     const double spread = forecast.step.error_seconds() / forecast.step.seconds;
-    fmt::print("between {:.0f} and {:.0f} tokens/s per GPU, by the errors of the rates\n", rate / (1.0 + spread),
-               rate / (1.0 - spread));
+    fmt::print("between {:.0f} and {:.0f} tokens/s per GPU, by the errors of the operators' rates alone\n",
+               rate / (1.0 + spread), rate / (1.0 - spread));
     fmt::print("memory {} of {}, with {} for CUDA and NCCL{}\n", format_gib(static_cast<std::size_t>(memory)),
                format_gib(static_cast<std::size_t>(machine.memory_bytes)),
                format_gib(static_cast<std::size_t>(machine.reserved_bytes)),
@@ -314,8 +329,8 @@ struct TimeCommand {
     fmt::print("${:.2f} per 10^9 tokens at ${:.2f} per GPU and hour\n", dollars, machine.dollars_per_gpu_hour);
     if (tokens_of_run > 0.0) {
       const double effective = effective_part();
-      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run,
-                 tokens_of_run / rate / num_ranks / 86400.0 / effective, dollars * tokens_of_run * 1e-9 / effective);
+      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run, days_of_run(rate),
+                 dollars * tokens_of_run * 1e-9 / effective);
       if (hours_between_failures > 0.0) {
         fmt::print("with a failure every {:g} hours, {:.1f} % of that time trains: {:.0f} GPU hours are lost\n",
                    hours_between_failures, 100.0 * effective, tokens_of_run / rate / 3600.0 * (1.0 / effective - 1.0));
@@ -379,8 +394,9 @@ struct TimeCommand {
 };
 
 void add_page_options(CLI::App& app, std::string& html, std::string& validation) {
-  app.add_option("--html", html, "Also write a page to this file");
-  app.add_option("--validation", validation, "Show in it the errors that bench/forecast_gpu.py --out wrote");
+  CLI::Option* page = app.add_option("--html", html, "Also write a page to this file");
+  app.add_option("--validation", validation, "Show in it the errors that bench/forecast_gpu.py --out wrote")
+      ->needs(page);
 }
 
 void add_time_command(CLI::App& parent) {
@@ -394,11 +410,13 @@ void add_time_command(CLI::App& parent) {
       ->transform(as_count(1, kMaxRanks))
       ->capture_default_str();
   command->routing.add_to(*app);
-  app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
-      ->check(is_number(1.0, 1e18));
+  CLI::Option* tokens =
+      app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
+          ->check(is_number(1.0, 1e18));
   app->add_option("--hours-between-failures", command->hours_between_failures,
                   "Of the whole run: with --tokens, says what failures cost")
-      ->check(is_number(1e-3, 1e9));
+      ->check(is_number(1e-3, 1e9))
+      ->needs(tokens);
   app->add_option("--minutes-between-checkpoints", command->minutes_between_checkpoints, "Half of them are lost")
       ->check(is_number(0.0, 1e6))
       ->capture_default_str();
@@ -437,8 +455,9 @@ struct SearchCommand {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     fmt::print("{} x {}: {} layouts fit, {} do not; {:.1f} s\n\n", num_ranks, machine.name, found.fitting.size(),
                found.num_too_large, seconds);
-    require(!found.fitting.empty(), "no layout fits the {} of a GPU: use more GPUs, or bfloat16 moments",
-            format_gib(static_cast<std::size_t>(machine.memory_bytes)));
+    require(!found.fitting.empty(), "no layout fits the {} of a GPU: use more GPUs{}",
+            format_gib(static_cast<std::size_t>(machine.memory_bytes)),
+            job.optimizer.state_dtype == DType::kFloat32 ? ", or bfloat16 moments (optimizer.state_dtype)" : "");
     const double best = found.fitting.front().tokens_per_second_per_gpu;
     print_head();
     for (std::size_t i = 0; i < std::min(found.fitting.size(), static_cast<std::size_t>(num_rows)); ++i) {
@@ -448,7 +467,7 @@ struct SearchCommand {
         "\n= is within {:.0f} % of the fastest, less than the plan's error. *: weights are quantized for each pass. "
         "Memory is\nwith the least capacity factor, {}, and capacity is the largest that fits. Layouts that no other "
         "one beats in both\nspeed and memory:\n\n",
-        100.0 * kError, factor_text(std::ranges::min(searched_factors(job), gives_less_room)));
+        100.0 * kError, capacity_text(std::ranges::min(searched_factors(job), gives_less_room)));
     print_head();
     for (const FoundLayout& layout : frontier(found.fitting)) print_row(layout, best);
     JobConfig fastest = found.fitting.front().config;
@@ -469,10 +488,19 @@ struct SearchCommand {
   static constexpr double kError = 0.03;  // of a plan: docs/planner.md
 
   std::vector<std::string> searched_precisions(const JobConfig& job, const Cluster& machine) const {
-    if (!precisions.empty()) return precisions;
-    std::vector<std::string> all = {precision_of(job)};
-    std::ranges::copy_if(machine.precisions, std::back_inserter(all),
-                         [&](const std::string& name) { return name != all.front(); });
+    std::vector<std::string> all;
+    const auto add = [&](const std::string& name) {
+      if (std::ranges::count(all, name) == 0) all.push_back(name);
+    };
+    for (const std::string& name : precisions) {
+      require(std::ranges::count(machine.precisions, name) > 0, "--precisions: {} has no kernels for '{}', but for {}",
+              machine.name, name, fmt::join(machine.precisions, ", "));
+      add(name);
+    }
+    if (!all.empty()) return all;
+    const std::string own = precision_of(job);
+    if (own == kConfiguredPrecision || std::ranges::count(machine.precisions, own) > 0) add(own);
+    for (const std::string& name : machine.precisions) add(name);
     return all;
   }
 
@@ -481,31 +509,22 @@ struct SearchCommand {
     return {job.parallelism.expert_parallel_capacity_factor, 1.1, 1.5};
   }
 
-  static std::string factor_text(double factor) { return factor == 0.0 ? "any load" : fmt::format("{:g}", factor); }
-
-  static void print_head() {
-    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:<16}{:>9}{:>11}{:>17}{:>18}\n", "pp", "tp", "ep", "dp",
-               "batch", "schedule", "recompute", "precision", "bubble", "memory", "capacity", "tokens/s per GPU");
-  }
-
-  static std::string precision_text(const JobConfig& config) {
-    return precision_of(config) + (config.model.converters.empty() || config.quantize.keep_weights ? "" : " *");
-  }
+  static void print_head() { print_cells({std::begin(kLayoutTitles), std::end(kLayoutTitles)}, ""); }
 
   void print_row(const FoundLayout& layout, double best) const {
-    const JobConfig& config = layout.config;
-    const auto& p = config.parallelism;
-    const auto modes = recompute_modes();
-    const auto mode = std::ranges::find(modes, config.activation_checkpoint.mode, &decltype(modes)::value_type::second);
-    fmt::print("{:>4}{:>5}{:>5}{:>5}{:>7}  {:<17}{:<10}{:<16}{:>7.1f} %{:>11}{:>17}{:>16.0f} {}\n",
-               p.pipeline_parallel_degree, p.tensor_parallel_degree, p.expert_parallel_degree,
-               num_ranks / (p.pipeline_parallel_degree * p.tensor_parallel_degree * p.context_parallel_degree),
-               config.micro_batch_size(), p.pipeline_parallel_degree > 1 ? p.pipeline_parallel_schedule : "-",
-               mode->first, precision_text(config), 100.0 * layout.bubble,
-               format_gib(static_cast<std::size_t>(layout.memory_bytes)),
-               fmt::format("{}: {}", factor_text(p.expert_parallel_capacity_factor),
-                           format_gib(static_cast<std::size_t>(layout.most_room_bytes))),
-               layout.tokens_per_second_per_gpu, layout.tokens_per_second_per_gpu >= (1.0 - kError) * best ? "=" : "");
+    print_cells(layout_row(layout, num_ranks), layout.tokens_per_second_per_gpu >= (1.0 - kError) * best ? " =" : "");
+  }
+
+  static void print_cells(const std::vector<std::string>& cells, const char* mark) {
+    constexpr std::size_t kWidths[std::size(kLayoutTitles)] = {4, 5, 5, 5, 7, 17, 10, 16, 9, 11, 17, 18};
+    constexpr std::size_t kFirstText = 5;
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      if (i == kFirstText) fmt::print("  ");
+      const std::string fill(kWidths[i] - std::min(kWidths[i], cells[i].size()), ' ');
+      const bool is_text = i >= kFirstText && i < kFirstText + 3;  // schedule, recompute and precision
+      fmt::print("{}{}", is_text ? cells[i] : fill, is_text ? fill : cells[i]);
+    }
+    fmt::print("{}\n", mark);
   }
 };
 

@@ -152,6 +152,8 @@ Calibration read_calibration(const std::filesystem::path& path) {
                      .seconds_per_operator = fields.number("seconds_per_operator"),
                      .between_ranks = {},
                      .path = path};
+  require(result.seconds_per_operator >= 0.0, "'{}', $.seconds_per_operator is below 0", path.string());
+  require(fields.at("operators").is_object(), "'{}', $.operators is no object", path.string());
   for (const auto& [name, value] : fields.at("operators").items()) {
     const JsonFields of_class(value, fmt::format("'{}', $.operators.{}", path.string(), name));
     OperatorRate rate{.num_calls = of_class.count("calls"),
@@ -163,6 +165,7 @@ Calibration read_calibration(const std::filesystem::path& path) {
       require(rate.seconds_per[kind] >= 0.0, "'{}', $.operators.{}.seconds_per_{} is below 0", path.string(), name,
               OperatorWork::kNames[kind]);
     }
+    require(rate.mean_error >= 0.0, "'{}', $.operators.{}.mean_error is below 0", path.string(), name);
     result.operators.emplace(name, rate);
   }
   if (fields.contains("between_ranks")) {
@@ -173,8 +176,11 @@ Calibration read_calibration(const std::filesystem::path& path) {
                                       .unit = of_value.text("unit"),
                                       .source = of_value.text("source"),
                                       .date = of_value.text("date")});
-      require(result.between_ranks.back().value >= 0.0, "'{}', $.between_ranks.{}.value is below 0", path.string(),
-              name);
+      const bool is_part = name.ends_with("overlap_cost") || name == "straggler";
+      const double least = name.ends_with("gb_per_s") ? 1e-3 : 0.0, most = is_part ? 1.0 : 1e9;
+      const double read = result.between_ranks.back().value;
+      require(read >= least && read <= most, "'{}', $.between_ranks.{}.value is {:g}; expected {:g} to {:g}",
+              path.string(), name, read, least, most);
     }
   }
   return result;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
+#include "plan/precision_choice.h"
 #include "plan/toml_reader.h"
 
 namespace tessera {
@@ -71,6 +73,7 @@ Cluster read(const std::filesystem::path& path, int depth) {
   cluster.memory_bytes = static_cast<double>(1ULL << 30) * reader.number("memory_gib", 1e-3);
   cluster.reserved_bytes = static_cast<double>(1ULL << 30) * reader.number("reserved_gib");
   cluster.precisions = reader.texts("precisions");
+  for (const std::string& name : cluster.precisions) require_known_precision(name);
   cluster.num_sms = reader.count("sms");
   cluster.gpus_per_domain = reader.count("gpus_per_domain");
   cluster.dollars_per_gpu_hour = reader.number("dollars_per_gpu_hour");
@@ -78,7 +81,7 @@ Cluster read(const std::filesystem::path& path, int depth) {
   cluster.seconds_per_dispatch = kMicro * reader.number("microseconds_per_dispatch");
   cluster.seconds_per_host_plan = kMicro * reader.number("microseconds_per_host_plan");
   cluster.overlap_cost = reader.part("overlap_cost");
-  cluster.straggler = reader.number("straggler");
+  cluster.straggler = reader.part("straggler");
   reader.text("source");
   read_domain(reader.table("domain"), cluster);
   read_network(reader.table("network"), cluster);
@@ -100,11 +103,14 @@ OperatorRule read_rule(TomlReader& reader) {
   OperatorRule rule;
   rule.operators = reader.texts("names");
   reader.text("source");
-  if (reader.has("type")) rule.type = reader.text("type");
+  const std::string_view types[] = {name_of(DType::kFloat64), name_of(DType::kFloat32), name_of(DType::kBFloat16),
+                                    name_of(DType::kFloat8E4M3), name_of(DType::kInt32)};
+  if (reader.has("type")) rule.type = reader.one_of("type", types);
   rule.flop_per_second = kTera * reader.number_or("tflop_per_s", 0.0);
   rule.half_contraction = reader.number_or("half_contraction", 0.0);
   rule.bytes_per_second = kGiga * reader.number_or("gb_per_s", 0.0);
   rule.seconds_per_call = kMicro * reader.number_or("microseconds", 0.0);
+  reader.require_one_of({"tflop_per_s", "gb_per_s", "microseconds"});
   return rule;
 }
 
@@ -144,6 +150,22 @@ void Cluster::scale_rates(double flop, double bytes) {
   }
 }
 
+void Cluster::speed_up(double factor, bool products_and_attention) {
+  const auto is_meant = [&](std::string_view one) {
+    return (is_product(one) || one.starts_with("mla_attention")) == products_and_attention;
+  };
+  for (OperatorRule& rule : rules) {
+    if (!std::ranges::all_of(rule.operators, is_meant)) continue;
+    rule.flop_per_second *= factor;
+    rule.bytes_per_second *= factor;
+    rule.seconds_per_call /= factor;
+  }
+  for (auto& [of_class, rate] : calibration.operators) {
+    if (!is_meant(of_class.substr(0, of_class.find(' ')))) continue;
+    for (double& seconds : rate.seconds_per) seconds /= factor;
+  }
+}
+
 OperatorTime Cluster::time_of(const RecordedOperator& call) const {
   OperatorTime time = own_time_of(call);
   time.seconds *= engine.factor_of(call.name, call.pass);
@@ -180,9 +202,18 @@ OperatorTime Cluster::own_time_of(const RecordedOperator& call) const {
       path.string(), class_of(call)));
 }
 
-double Cluster::slowest_of(std::int64_t num_ranks) const {
-  return 1.0 + 0.87 * straggler * std::sqrt(2.0 * std::log(static_cast<double>(num_ranks)));
+double expected_maximum(std::int64_t n) {
+  if (n == 1) return 0.0;
+  const double above = 0.625 / (static_cast<double>(n) + 0.25);  // 1 - Φ
+  double least = 0.0, most = 40.0;
+  for (int i = 0; i < 60; ++i) {
+    const double middle = 0.5 * (least + most);
+    (0.5 * std::erfc(middle / std::numbers::sqrt2) > above ? least : most) = middle;
+  }
+  return least;
 }
+
+double Cluster::slowest_of(std::int64_t num_ranks) const { return 1.0 + straggler * expected_maximum(num_ranks); }
 
 double Cluster::domain_rate(const std::string& kind) const {
   const auto found = domain_bytes_per_second_of.find(kind);

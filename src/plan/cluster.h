@@ -50,9 +50,9 @@ struct Cluster {
   double dollars_per_gpu_hour = 0.0;
   double peak_flop_per_second = 0.0;    // dense bfloat16, for MFU
   std::vector<std::string> precisions;  // that have kernels on its GPUs, as in_precision() names them
-  int num_sms = 0;
-  double seconds_per_transfer = 0.0;  // of a collective, besides its bytes
-  double seconds_per_dispatch = 0.0;  // of a dispatcher's call, besides its bytes
+  int num_sms = 0;                      // of a GPU; 0: it has none
+  double seconds_per_transfer = 0.0;    // of a collective, besides its bytes
+  double seconds_per_dispatch = 0.0;    // of a dispatcher's call, besides its bytes
   // The rates of the direct backend: of stores to other GPUs of a domain, and of what one SM does. A dispatch writes
   // rows. A combine reads rows, and adds up one sum per rank that has rows of a token.
   double direct_bytes_per_second = 0.0;
@@ -68,6 +68,8 @@ struct Cluster {
 
   /// Makes the rates of all operators so many times as high.
   void scale_rates(double flop, double bytes);
+  /// Makes products and attention so many times as fast, or all other operators.
+  void speed_up(double factor, bool products_and_attention);
   /// Returns the time of a call on this cluster by its engine. Throws MissingRate, which names the operator, its class
   /// and the file, if neither a rule nor the calibration has a rate for the call.
   OperatorTime time_of(const RecordedOperator& call) const;
@@ -77,10 +79,13 @@ struct Cluster {
   double copy_seconds(double bytes, const std::string& pass) const;
   /// Returns the bytes per second of a link within a domain, in transfers of that kind.
   double domain_rate(const std::string& kind) const;
-  /// Returns by which factor the slowest of num_ranks GPUs is slower than their mean: 1 + 0.87 σ √(2 ln n), a fit to
-  /// the expected maximum of n normal numbers.
+  /// Returns by which factor the slowest of num_ranks GPUs is slower than their mean: 1 + σ expected_maximum(n).
   double slowest_of(std::int64_t num_ranks) const;
 };
+
+/// Returns the expected maximum of n normal numbers with mean 0 and deviation 1, n > 0, within 5 %. It is
+/// Φ⁻¹((n - 0.375) / (n + 0.25)): Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
+double expected_maximum(std::int64_t n);
 
 /// Returns a cluster of `num_ranks` ranks on the CPUs of one node, with the rates of the calibration. Throws Error if
 /// there are several, and another number of ranks measured it.

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <optional>
 
+#include "run/record/metrics.h"
+
 namespace tessera {
 namespace {
 
@@ -53,10 +55,7 @@ JobConfig config_of(const LayoutSearch& search, const JobConfig& job, const Degr
   parallelism.tensor_parallel_degree = degrees.tp;
   parallelism.expert_parallel_degree = degrees.ep;
   parallelism.expert_parallel_ranks_per_domain = 0;
-  if (degrees.ep > search.cluster.gpus_per_domain &&
-      parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect) {
-    parallelism.expert_parallel_ranks_per_domain = search.cluster.gpus_per_domain;
-  }
+  set_ranks_per_domain(config, search.cluster);
   config.training.local_batch_size = parallelism.pipeline_parallel_microbatch_size = micro_batch;
   return config;
 }
@@ -65,7 +64,16 @@ JobConfig config_of(const LayoutSearch& search, const JobConfig& job, const Degr
 /// own degrees say how many they are.
 std::int64_t sequences_of(const LayoutSearch& search) {
   if (search.job.training.global_batch_size > 0) return search.job.training.global_batch_size;
-  const MeshDegrees degrees = resolve(search.job.mesh_degrees(), search.num_ranks);
+  const MeshDegrees degrees = [&] {
+    try {
+      return resolve(search.job.mesh_degrees(), search.num_ranks);
+    } catch (const Error& error) {
+      fail(
+          "training.global_batch_size is not set, and the configuration's own layout, which says how many sequences a "
+          "step has, cannot be: {}",
+          error.what());
+    }
+  }();
   return search.job.sequences_per_step(degrees.dp_replicate * degrees.dp_shard);
 }
 
@@ -272,14 +280,40 @@ FoundLayouts search_layouts(const LayoutSearch& search) {
   return found;
 }
 
+std::string capacity_text(double factor) { return factor == 0.0 ? "any load" : fmt::format("{:g}", factor); }
+
+std::vector<std::string> layout_row(const FoundLayout& layout, std::int64_t num_ranks) {
+  const JobConfig& config = layout.config;
+  const auto& p = config.parallelism;
+  const auto modes = recompute_modes();
+  const auto mode = std::ranges::find(modes, config.activation_checkpoint.mode, &decltype(modes)::value_type::second);
+  const bool quantizes_per_pass = !config.model.converters.empty() && !config.quantize.keep_weights;
+  const auto gib = [](double bytes) { return format_gib(static_cast<std::size_t>(bytes)); };
+  return {
+      std::to_string(p.pipeline_parallel_degree),
+      std::to_string(p.tensor_parallel_degree),
+      std::to_string(p.expert_parallel_degree),
+      std::to_string(num_ranks / (p.pipeline_parallel_degree * p.tensor_parallel_degree * p.context_parallel_degree)),
+      std::to_string(config.micro_batch_size()),
+      p.pipeline_parallel_degree > 1 ? p.pipeline_parallel_schedule : "-",
+      mode->first,
+      precision_of(config) + (quantizes_per_pass ? " *" : ""),
+      fmt::format("{:.1f} %", 100.0 * layout.bubble),
+      gib(layout.memory_bytes),
+      layout.most_room_bytes == 0.0
+          ? "-"
+          : fmt::format("{}: {}", capacity_text(p.expert_parallel_capacity_factor), gib(layout.most_room_bytes)),
+      fmt::format("{:.0f}", layout.tokens_per_second_per_gpu)};
+}
+
 bool gives_less_room(double a, double b) { return (a == 0.0 ? HUGE_VAL : a) < (b == 0.0 ? HUGE_VAL : b); }
 
 std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, const Routing& routing) {
   constexpr double kFaster = 1.1;
   using Change = std::pair<const char*, void (*)(Cluster&)>;
   const Change changes[] = {
-      {"products and attention 10 % faster", [](Cluster& c) { c.scale_rates(kFaster, 1.0); }},
-      {"memory 10 % faster", [](Cluster& c) { c.scale_rates(1.0, kFaster); }},
+      {"products and attention 10 % faster", [](Cluster& c) { c.speed_up(kFaster, true); }},
+      {"other operators 10 % faster", [](Cluster& c) { c.speed_up(kFaster, false); }},
       {"NVLink twice as fast",
        [](Cluster& c) {
          c.domain_bytes_per_second *= 2.0;

@@ -46,6 +46,16 @@ struct FoundLayouts {
 /// have job's sequences per step. Throws Error if no layout is possible at all.
 FoundLayouts search_layouts(const LayoutSearch& search);
 
+/// The titles of a table of layouts. Memory is with the least capacity factor.
+inline constexpr const char* kLayoutTitles[] = {"pp",     "tp",       "ep",        "dp",
+                                                "batch",  "schedule", "recompute", "precision",
+                                                "bubble", "memory",   "capacity",  "tokens/s per GPU"};
+/// Returns "2.5", or "any load" for 0.
+std::string capacity_text(double factor);
+/// Returns the texts of a layout's row. A * behind a precision says that weights are quantized for each pass. "2.5:
+/// 105.55GiB" are the largest capacity factor that fits and the memory with it, "-" says that it was not searched.
+std::vector<std::string> layout_row(const FoundLayout& layout, std::int64_t num_ranks);
+
 /// Orders capacity factors by the room that they give. 0 stands for any load.
 bool gives_less_room(double a, double b);
 

@@ -7,6 +7,13 @@
 
 namespace tessera {
 
+namespace {
+
+// The ends of the passes' names, which are such as "stage 0 forward" (TrainingStep::recorded_operators).
+constexpr std::string_view kPasses[] = {"forward", "backward", "weight gradients", "reduction", "optimizer"};
+
+}  // namespace
+
 double OtherEngine::factor_of(const std::string& name_of_operator, std::string_view pass) const {
   double result = 1.0;
   for (const Factor& factor : factors) {
@@ -32,7 +39,7 @@ void use_engine(const std::filesystem::path& path, std::int64_t dim, Cluster& cl
   if (reader.has("factor")) {
     reader.each_table("factor", [&](TomlReader factor) {
       engine.factors.push_back({.names = factor.texts("names"),
-                                .pass = factor.has("pass") ? factor.text("pass") : std::string(),
+                                .pass = factor.has("pass") ? factor.one_of("pass", kPasses) : std::string(),
                                 .times = factor.number("times", 1e-6)});
       factor.text("source");
       factor.require_all_known();

@@ -28,14 +28,20 @@ std::string precision_of(const JobConfig& job) {
   return kConfiguredPrecision;
 }
 
+void require_known_precision(const std::string& name) {
+  const bool is_known =
+      name == kBf16 || std::ranges::any_of(kRecipes, [&](const auto& one) { return name == one.first; });
+  require(is_known, "no precision '{}': bf16, mxfp8 and fp8_blockwise are known", name);
+}
+
 JobConfig in_precision(const JobConfig& job, const std::string& name) {
   if (name == precision_of(job)) return job;
+  require_known_precision(name);
   JobConfig result = job;
   result.training.mixed_precision_param = DType::kBFloat16;
   result.model.converters.clear();
   if (name == kBf16) return result;
   const auto recipe = std::ranges::find(kRecipes, name, [](const auto& one) { return std::string(one.first); });
-  require(recipe != std::end(kRecipes), "no precision '{}': bf16, mxfp8 and fp8_blockwise are known", name);
   result.model.converters = {std::string(kLinearConverter), std::string(kGroupedConverter)};
   for (RecipeOptions* options : {&result.quantize_mx.linear, &result.quantize_mx.grouped_mm}) {
     options->recipe = recipe->second;

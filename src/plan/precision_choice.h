@@ -13,6 +13,9 @@ inline constexpr const char* kConfiguredPrecision = "configured";
 /// Returns "bf16", "mxfp8" or "fp8_blockwise", or kConfiguredPrecision for any other mixture.
 std::string precision_of(const JobConfig& job);
 
+/// Throws Error, which names the known ones, if in_precision() does not know the name.
+void require_known_precision(const std::string& name);
+
 /// Returns the run in that precision. If it has it already, nothing changes. Throws Error, which names the known ones,
 /// for another name.
 JobConfig in_precision(const JobConfig& job, const std::string& name);

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 
 #include "base/version.h"
+#include "plan/precision_choice.h"
 #include "plan/transfer_times.h"
 #include "tensor/parallel.h"
 
@@ -182,6 +184,7 @@ class RankForecasts {
 
 BusiestRank busiest_rank(const ExpertLoads& loads, const JobConfig& job) {
   const ModelConfig& model = job.model.args;
+  require(model.num_moe_layers() > 0, "the loads are of experts, and this model has none");
   BusiestRank result{.layer = {}, .most = 1.0, .mean = 0.0};
   for (std::int64_t i = 0; i < model.n_layers; ++i) {
     if (!model.is_moe_layer(i)) continue;
@@ -193,8 +196,39 @@ BusiestRank busiest_rank(const ExpertLoads& loads, const JobConfig& job) {
   return result;
 }
 
+namespace {
+
+/// Throws Error if the cluster's GPUs cannot make such a step.
+void check_kernels(const JobConfig& job, const MeshDegrees& degrees, const Cluster& cluster) {
+  const std::string precision = precision_of(job);
+  require(precision == kConfiguredPrecision || std::ranges::count(cluster.precisions, precision) > 0,
+          "{} has no kernels for {}: '{}' lists {}", cluster.name, precision, cluster.path.string(),
+          fmt::join(cluster.precisions, ", "));
+  const auto& parallelism = job.parallelism;
+  const bool is_direct = parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
+  require(!is_direct || degrees.ep == 1 || parallelism.expert_parallel_num_sms < cluster.num_sms,
+          "parallelism.expert_parallel_num_sms is {}, and a GPU of {} has {} SMs", parallelism.expert_parallel_num_sms,
+          cluster.name, cluster.num_sms);
+}
+
+}  // namespace
+
+void set_ranks_per_domain(JobConfig& job, const Cluster& cluster) {
+  auto& parallelism = job.parallelism;
+  const std::int64_t ep = parallelism.expert_parallel_degree;
+  const bool is_direct = parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
+  if (!is_direct || parallelism.expert_parallel_ranks_per_domain > 0 || ep <= cluster.gpus_per_domain) return;
+  const std::int64_t most = std::gcd(ep, std::int64_t{cluster.gpus_per_domain});
+  require(most > 1,
+          "parallelism.expert_parallel_comm_backend is direct, but groups of {} ranks cannot be cut into neighbours in "
+          "domains of {} GPUs",
+          ep, cluster.gpus_per_domain);
+  parallelism.expert_parallel_ranks_per_domain = most;
+}
+
 RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Routing& routing, bool keeps_events) {
   const JobConfig& job = run.config;
+  if (!cluster.precisions.empty()) check_kernels(job, run.degrees, cluster);
   RunForecast result;
   result.num_ranks = run.degrees.num_ranks();
   RankForecasts ranks(run, cluster, routing, keeps_events);

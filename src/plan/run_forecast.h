@@ -31,9 +31,13 @@ struct RunForecast {
   double tokens_per_second_per_gpu() const { return tokens / seconds / static_cast<double>(num_ranks); }
 };
 
+/// Sets into how many ranks of a domain `direct` cuts expert-parallel groups, if the job leaves it open: as many as
+/// nodes of this cluster have of a group. Throws Error if these are no neighbours.
+void set_ranks_per_domain(JobConfig& job, const Cluster& cluster);
+
 /// Predicts a step of the run. With recorded loads, an MoE layer takes as long as on the busiest of the ranks that
 /// share its experts. `keeps_events` is StepTimes::keeps_events. Throws Error if the layout cannot be, or the cluster
-/// lacks a rate.
+/// has no kernels of that precision, fewer SMs, or no rate for an operator.
 RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Routing& routing,
                          bool keeps_events = false);
 

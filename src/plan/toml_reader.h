@@ -3,10 +3,13 @@
 
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,9 +25,10 @@ class TomlReader {
   TomlReader(const toml::table& table, std::string where) : table_(table), where_(std::move(where)) {}
 
   double number(std::string_view key, double least = 0.0) {
+    constexpr double kMost = 1e9;
     const std::optional<double> value = known(key).value<double>();
-    require(value.has_value() && std::isfinite(*value) && *value >= least, "{}.{} must be a number of at least {:g}",
-            where_, key, least);
+    require(value.has_value() && *value >= least && *value <= kMost, "{}.{} must be a number from {:g} to {:g}", where_,
+            key, least, kMost);
     return *value;
   }
   /// Returns a part of something.
@@ -61,6 +65,18 @@ class TomlReader {
       result.push_back(*value);
     }
     return result;
+  }
+  /// Returns a text that is one of `known`.
+  std::string one_of(const char* key, std::span<const std::string_view> known) {
+    std::string value = text(key);
+    require(std::ranges::count(known, value) > 0, "{}.{} is '{}'; expected one of {}", where_, key, value,
+            fmt::join(known, ", "));
+    return value;
+  }
+  /// Throws Error if the table has none of these keys.
+  void require_one_of(std::initializer_list<const char*> keys) const {
+    require(std::ranges::any_of(keys, [&](const char* key) { return has(key); }), "{} needs one of {}", where_,
+            fmt::join(keys, ", "));
   }
   bool has(std::string_view key) const { return table_.contains(key); }
   TomlReader table(const char* key) {

@@ -1,7 +1,8 @@
 #include "plan/transfer_times.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
+#include <ranges>
 
 #include "parallel/mesh.h"
 
@@ -38,9 +39,13 @@ const TransferTimes::Group& TransferTimes::group(const std::string& axis) const 
   if (known != groups_.end()) return known->second;
   const std::vector<std::int64_t> domains =
       domains_of(ranks_of_group(degrees_, rank_, axis), rank_, cluster_.gpus_per_domain);
-  const std::set<std::int64_t> different(domains.begin(), domains.end());
+  std::map<std::int64_t, double> ranks_in;
+  for (const std::int64_t domain : domains) ++ranks_in[domain];
+  const auto [least, most] = std::ranges::minmax(std::views::values(ranks_in));
   return groups_[axis] = {.num_ranks = static_cast<double>(domains.size()),
-                          .num_domains = static_cast<double>(different.size())};
+                          .num_domains = static_cast<double>(ranks_in.size()),
+                          .most_in_domain = most,
+                          .least_in_domain = least};
 }
 
 double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
@@ -74,21 +79,25 @@ double TransferTimes::seconds(const RecordedTransfer& transfer) const {
 
 double TransferTimes::of_collective(const RecordedTransfer& transfer) const {
   const Group& ranks = group(transfer.axis);
-  const double n = ranks.num_ranks, domains = ranks.num_domains, in_domain = n / domains;
-  double near = transfer.bytes * (in_domain - 1.0) / in_domain;
-  double far = transfer.bytes * (domains - 1.0) / (domains * in_domain);
+  const double n = ranks.num_ranks, domains = ranks.num_domains;
+  const double most = ranks.most_in_domain, least = ranks.least_in_domain;
+  // The links of the fullest domain carry most, and each network card of the emptiest.
+  double near = transfer.bytes * (most - 1.0) / most;
+  double far = transfer.bytes * (domains - 1.0) / (domains * least);
   if (transfer.kind == "all_reduce") {
     near *= 2.0;
     far *= 2.0;
   } else if (transfer.kind == "all_to_all") {
-    near = transfer.bytes * (in_domain - 1.0) / n;
-    far = transfer.bytes * (n - in_domain) / n;
+    near = transfer.bytes * (most - 1.0) / n;
+    far = transfer.bytes * (n - least) / n;
   } else if (transfer.kind == "send") {
     near = domains > 1.0 ? 0.0 : transfer.bytes;
     far = domains > 1.0 ? transfer.bytes : 0.0;
   }
-  return cluster_.seconds_per_transfer +
-         std::max(near / cluster_.domain_rate(transfer.kind), far / cluster_.network_bytes_per_second);
+  // No kind is faster between domains than within one: a pipeline's message has the SMs of one channel.
+  const double near_rate = cluster_.domain_rate(transfer.kind);
+  const double far_rate = std::min(cluster_.network_bytes_per_second, near_rate);
+  return cluster_.seconds_per_transfer + std::max(near / near_rate, far / far_rate);
 }
 
 bool TransferTimes::is_far(const RecordedTransfer& transfer) const {

@@ -36,6 +36,7 @@ class TransferTimes {
  private:
   struct Group {
     double num_ranks = 1, num_domains = 1;
+    double most_in_domain = 1, least_in_domain = 1;  // ranks of the fullest domain, and of the emptiest
   };
   const Group& group(const std::string& axis) const;
   double of_dispatch(const RecordedTransfer& transfer) const;

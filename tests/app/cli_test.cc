@@ -228,7 +228,10 @@ TEST_F(Cli, PlanTimeNeedsRates) {
     EXPECT_THAT(planned, HasSubstr(part));
   }
   EXPECT_THAT(time({cluster, "--engine=none.toml"}), HasSubstr("none.toml"));
-  EXPECT_THAT(time({none, "--engine=none.toml"}), HasSubstr("--engine, --html and --loads need --cluster"));
+  EXPECT_THAT(time({none, "--engine=none.toml"}), HasSubstr("--tokens need --cluster"));
+  EXPECT_THAT(time({none, "--routing=uniform"}), HasSubstr("--tokens need --cluster"));
+  EXPECT_THAT(time({cluster, "--hours-between-failures=2"}), HasSubstr("--tokens"));
+  EXPECT_THAT(time({cluster, "--validation=none.json"}), HasSubstr("--html"));
   EXPECT_THAT(time({cluster, "--json"}, 0), HasSubstr("\"dollars_per_1e9_tokens\""));
 }
 

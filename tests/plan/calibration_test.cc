@@ -119,5 +119,22 @@ TEST(Calibration, WhatIsNoCalibrationIsRefused) {
   expect_error([&] { read_calibration(scratch / "short.json"); }, {"short.json", "program"});
 }
 
+TEST(Calibration, NumbersThatCannotBeAreRefused) {
+  const data::TemporaryFolder scratch;
+  const auto refused = [&](const std::string& name, double value) {
+    Calibration calibration;
+    calibration.between_ranks = {{name, value, "unit", "source", "2026-11-28"}};
+    write_calibration(calibration, scratch / "c.json");
+    expect_error([&] { read_calibration(scratch / "c.json"); }, {"c.json", name + ".value"});
+  };
+  refused("all_gather.gb_per_s", 0.0);
+  refused("overlap_cost", 7.0);
+  refused("straggler", 50.0);
+  Calibration negative;
+  negative.seconds_per_operator = -1e-3;
+  write_calibration(negative, scratch / "c.json");
+  expect_error([&] { read_calibration(scratch / "c.json"); }, {"c.json", "seconds_per_operator"});
+}
+
 }  // namespace
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 
 #include "base/file.h"
 #include "tests/expect_error.h"
@@ -158,7 +159,15 @@ TEST_F(ClusterFile, TheSlowestOfManyIsSlower) {
   const Cluster cluster = read_cluster(write(kSmall));
   EXPECT_EQ(cluster.slowest_of(1), 1.0);
   EXPECT_LT(cluster.slowest_of(8), cluster.slowest_of(256));
-  EXPECT_NEAR(cluster.slowest_of(256), 1.029, 1e-3);
+  EXPECT_NEAR(cluster.slowest_of(256), 1.028, 1e-3);
+}
+
+// The expected maxima were integrated numerically.
+TEST(Cluster, TheExpectedMaximumIsThatOfNormalNumbers) {
+  EXPECT_EQ(expected_maximum(1), 0.0);
+  for (const auto& [n, expected] : std::map<std::int64_t, double>{{2, 0.564}, {4, 1.029}, {8, 1.424}, {256, 2.827}}) {
+    EXPECT_NEAR(expected_maximum(n), expected, 0.05 * expected) << n;
+  }
 }
 
 TEST_F(ClusterFile, BadFilesAreToldOf) {
@@ -177,6 +186,10 @@ TEST_F(ClusterFile, BadFilesAreToldOf) {
   refused(with("half_contraction", "half_contractoin"), {"$.operator[1].half_contractoin", "no such key"});
   refused(with("names = [\"copy\"]", "names = \"copy\""), {"$.operator[2].names", "array"});
   refused(with("straggler = 0.01", "straggler = 0.01\ncolour = 1"), {"$.colour", "no such key"});
+  refused(with("straggler = 0.01", "straggler = 12"), {"$.straggler", "0 to 1"});
+  refused(with("memory_gib = 8", "memory_gib = 1e300"), {"$.memory_gib", "number"});
+  refused(with("type = \"bfloat16\"", "type = \"bf16\""), {"$.operator[1].type", "'bf16'", "bfloat16"});
+  refused(with("gb_per_s = 2\n", ""), {"$.operator[2]", "needs one of", "gb_per_s"});
   refused("name = ", {"line 1"});
   refused(std::string(kSmall) + fmt::format("[operators_of]\nfile = \"{}\"\nflop = 1\nbytes = 1\nsource = \"a test\"",
                                             path_.filename().string()),

@@ -11,6 +11,7 @@
 
 #include "base/median.h"
 #include "config/job_config.h"
+#include "run/record/metrics.h"
 #include "tests/expect_error.h"
 #include "tests/step/small_model.h"
 
@@ -170,6 +171,10 @@ TEST(LayoutSearch, ShownLayoutsHaveTheMostRoomThatFits) {
   for (const FoundLayout& layout : roomy.fitting) {
     EXPECT_EQ(layout.config.parallelism.expert_parallel_capacity_factor, 1.5);
     EXPECT_GE(layout.most_room_bytes, layout.memory_bytes);
+    const std::vector<std::string> row = layout_row(layout, 4);
+    ASSERT_EQ(row.size(), std::size(kLayoutTitles));
+    EXPECT_EQ(row[9], format_gib(static_cast<std::size_t>(layout.memory_bytes)));
+    EXPECT_EQ(row[10], "1.5: " + format_gib(static_cast<std::size_t>(layout.most_room_bytes)));
     if (layout.config.parallelism.expert_parallel_degree > 1) largest = std::max(largest, layout.most_room_bytes);
   }
   std::set<double> factors;
@@ -230,7 +235,7 @@ TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
   const std::vector<Sensitivity> found =
       sensitivities({job, Device::kCpu, resolve({}, 4)}, cluster, RoutingKind::kUniform);
   ASSERT_GT(found.size(), 4u);
-  EXPECT_EQ(found.front().change, "memory 10 % faster");
+  EXPECT_EQ(found.front().change, "other operators 10 % faster");
   EXPECT_NEAR(found.front().gain, 0.1, 1e-6);
   for (const Sensitivity& one : std::span(found).subspan(1)) EXPECT_NEAR(one.gain, 0.0, 1e-9) << one.change;
 }

@@ -118,6 +118,8 @@ TEST_F(OtherEngineFile, BadFilesAreToldOf) {
   refused("[[factor]]\nnames = [\"gemm\"]\ntimes = 2\n", {"$.factor[0].source"});
   refused("[[factor]]\nnames = [\"gemm\"]\ntimes = 0\nsource = \"a test\"\n", {"$.factor[0].times"});
   refused("[[operator]]\nnames = [\"gemm\"]\nsource = \"a test\"\n", {"$.operator[0].gpus"});
+  refused("[[factor]]\nnames = [\"gemm\"]\ntimes = 2\npass = \"ward\"\nsource = \"a test\"\n",
+          {"$.factor[0].pass", "'ward'", "forward, backward"});
 }
 
 // Every file that is shipped can be read, and says that nobody ran it.

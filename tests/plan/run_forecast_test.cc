@@ -12,6 +12,7 @@
 #include "config/job_config.h"
 #include "parallel/pipeline_timing.h"
 #include "plan/transfer_times.h"
+#include "tests/expect_error.h"
 #include "tests/step/small_model.h"
 
 namespace tessera {
@@ -305,6 +306,47 @@ TEST(RunForecast, TransfersAreBoundByTheSlowerLink) {
   EXPECT_DOUBLE_EQ(seconds({.dp_replicate = 2}, 16, "all_reduce", "dp_replicate"), 2 * 1600.0 / 2 / 10);
   EXPECT_DOUBLE_EQ(seconds({.pp = 2}, 16, "send", "pp"), 160.0);
   EXPECT_DOUBLE_EQ(seconds({.pp = 2}, 8, "send", "pp"), 16.0);
+  // Domains of 8 and of 4 ranks: the fuller one's links carry most, the emptier one has fewer network cards.
+  EXPECT_DOUBLE_EQ(seconds(shard, 12, "all_gather", "dp_shard_cp"), 1600.0 / 2 / 4 / 10);
+  EXPECT_DOUBLE_EQ(seconds(shard, 12, "all_to_all", "dp_shard_cp"), 1600.0 * 8 / 12 / 10);
+  cluster.network_bytes_per_second = 1e30;
+  EXPECT_DOUBLE_EQ(seconds(shard, 12, "all_gather", "dp_shard_cp"), 1600.0 * 7 / 8 / 100);
+  // A message is not faster between domains than within one.
+  cluster.domain_bytes_per_second_of["send"] = 20.0;
+  EXPECT_DOUBLE_EQ(seconds({.pp = 2}, 16, "send", "pp"), 1600.0 / 20.0);
+}
+
+TEST(RunForecast, DirectIsCutAtDomains) {
+  const auto domain_of = [](const Overrides& more, int gpus_per_domain) {
+    Cluster cluster = free_cluster();
+    cluster.gpus_per_domain = gpus_per_domain;
+    JobConfig job = config_of_ranks(more);
+    set_ranks_per_domain(job, cluster);
+    return job.parallelism.expert_parallel_ranks_per_domain;
+  };
+  const std::string ep = "--parallelism.expert_parallel_degree=4";
+  const std::string direct = "--parallelism.expert_parallel_comm_backend=direct";
+  EXPECT_EQ(domain_of({ep, direct}, 4), 0);
+  EXPECT_EQ(domain_of({ep, direct}, 2), 2);
+  EXPECT_EQ(domain_of({ep}, 2), 0);
+  EXPECT_EQ(domain_of({ep, direct, "--parallelism.expert_parallel_ranks_per_domain=4"}, 2), 4);
+  expect_error([&] { domain_of({ep, direct}, 3); }, {"4 ranks", "domains of 3"});
+}
+
+TEST(RunForecast, WhatAGpuHasNoKernelsForIsRefused) {
+  const auto refused = [](const Overrides& more, const std::vector<std::string>& parts) {
+    Cluster cluster = free_cluster();
+    cluster.precisions = {"bf16"};
+    cluster.num_sms = 8;
+    const JobConfig job = config_of_ranks(more);
+    const MeshDegrees degrees = resolve(job.mesh_degrees(), 4);
+    expect_error([&] { forecast_run({job, Device::kCpu, degrees}, cluster, RoutingKind::kUniform); }, parts);
+  };
+  refused({"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx", "--training.mixed_precision_param=bfloat16"},
+          {"no kernels for mxfp8", "bf16"});
+  refused({"--training.mixed_precision_param=bfloat16", "--parallelism.expert_parallel_degree=4",
+           "--parallelism.expert_parallel_comm_backend=direct", "--parallelism.expert_parallel_num_sms=8"},
+          {"expert_parallel_num_sms is 8", "8 SMs"});
 }
 
 TEST(RunForecast, DirectSendsARowOncePerRankAndDomain) {

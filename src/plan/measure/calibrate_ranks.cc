@@ -153,7 +153,11 @@ void add_transfers(RankProbe& probe, std::vector<RankValue>& values) {
   const auto add = [&](const std::string& prefix, const std::vector<MeasuredCall>& calls, const std::string& source) {
     const OperatorRate rate = fit_rate(calls);
     const double per_byte = rate.seconds_per[OperatorWork::kOtherBytes];
-    values.push_back({prefix + ".gb_per_s", per_byte > 0.0 ? 1e-9 / per_byte : 0.0, kGigabytes, source, {}});
+    require(per_byte > 0.0,
+            "transfers of {} took no longer for more bytes: calibrate on a machine that has nothing else "
+            "to do",
+            prefix);
+    values.push_back({prefix + ".gb_per_s", 1e-9 / per_byte, kGigabytes, source, {}});
     values.push_back(
         {prefix + ".microseconds", 1e6 * rate.seconds_per[OperatorWork::kCalls], kMicroseconds, source, {}});
   };
@@ -261,7 +265,7 @@ void add_straggler(RankProbe& probe, std::vector<RankValue>& values) {
   const std::string source =
       fmt::format("one product on {} ranks at the same time, {:.0f} s", n, probe.sizes().steady_seconds);
   values.push_back({"slowest_over_mean", lag, "ratio", source, {}});
-  values.push_back({"straggler", (lag - 1.0) / (0.87 * std::sqrt(2.0 * std::log(n))), "part of the mean", source, {}});
+  values.push_back({"straggler", (lag - 1.0) / expected_maximum(probe.world().size()), "part of the mean", source, {}});
 }
 
 }  // namespace

@@ -180,21 +180,15 @@ std::string validation_figure(const std::vector<ValidatedRun>& runs) {
       fmt::format("{} runs of this program that were measured. The dotted lines are at 5 %.", runs.size()));
 }
 
-std::string layouts_table(const std::vector<FoundLayout>& layouts) {
+std::string layouts_table(const std::vector<FoundLayout>& layouts, std::int64_t num_ranks) {
   constexpr std::size_t kMost = 12;
-  TableRows rows = {
-      {"tokens/s per GPU", "memory", "pp", "tp", "ep", "batch", "schedule", "precision", "capacity", "bubble"}};
+  TableRows rows = {{std::begin(kLayoutTitles), std::end(kLayoutTitles)}};
   for (const FoundLayout& layout : std::span(layouts).first(std::min(kMost, layouts.size()))) {
-    const auto& p = layout.config.parallelism;
-    rows.push_back({fmt::format("{:.0f}", layout.tokens_per_second_per_gpu),
-                    format_gib(static_cast<std::size_t>(layout.memory_bytes)),
-                    std::to_string(p.pipeline_parallel_degree), std::to_string(p.tensor_parallel_degree),
-                    std::to_string(p.expert_parallel_degree), std::to_string(layout.config.micro_batch_size()),
-                    p.pipeline_parallel_degree > 1 ? p.pipeline_parallel_schedule : "-", precision_of(layout.config),
-                    fmt::format("{:g}", p.expert_parallel_capacity_factor),
-                    fmt::format("{:.1f} %", 100.0 * layout.bubble)});
+    rows.push_back(layout_row(layout, num_ranks));
   }
-  return "<h2>The fastest layouts</h2>\n" + html_table(rows);
+  return "<h2>The fastest layouts</h2>\n" + html_table(rows) +
+         "<p>Memory is with the least capacity factor. The column behind it has the largest factor that fits, and the "
+         "memory with it. *: weights are quantized for each pass.</p>\n";
 }
 
 std::string lines_table(const RankForecast& rank, double seconds) {
@@ -286,7 +280,7 @@ std::string plan_page(const PlanPage& page) {
   if (!page.validation.empty()) body += validation_figure(page.validation);
   body += "</div>\n";
   body += pipeline_section(forecast);
-  if (!page.layouts.empty()) body += layouts_table(page.layouts);
+  if (!page.layouts.empty()) body += layouts_table(page.layouts, page.forecast.num_ranks);
   body += lines_table(rank, forecast.seconds);
   body += fmt::format("<p>Rates: {}</p>\n", html_escape(cluster.path.filename().string()));
   return html_page(page.title, "plan", body);

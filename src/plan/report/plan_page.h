@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// A run that was measured, and its forecast: tokens/s per GPU.
+/// A run that was measured, and its forecast: tokens/s per GPU, or layers per second.
 struct ValidatedRun {
   double measured = 0.0, predicted = 0.0;
 };
