@@ -8,10 +8,13 @@ import copy
 import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+
+from free_port import free_port
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
 RECIPES = os.path.join(ROOT, "recipes", "kubernetes")
@@ -102,6 +105,38 @@ class Kubernetes(unittest.TestCase):
                     self.assertLessEqual({mount["name"] for mount in container["volumeMounts"]}, volumes)
                     probed = container.get("readinessProbe", {}).get("tcpSocket", {}).get("port")
                     self.assertIn(probed, [None, *(port["name"] for port in container["ports"])])
+
+    def test_a_monitor_knows_the_name_that_its_nodes_daemon_uses(self):
+        """Starts the worker's SSH server as a user, on another port and with a key of its own."""
+        sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+        if not sshd or not shutil.which("ssh"):
+            self.skipTest("there is no sshd or no ssh")
+        if os.geteuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)  # sshd wants it of root
+        daemon = render("health")[0]["spec"]["template"]["spec"]["containers"][0]
+        name_of_daemon = daemon["args"][daemon["args"].index("--node") + 1]
+        source_of_daemon = next(it["valueFrom"] for it in daemon["env"] if f"$({it['name']})" == name_of_daemon)
+        for _, _, documents in self.each():
+            worker = pods(documents[0])["worker"]["containers"][0]
+            node = next(it for it in worker["env"] if it["valueFrom"] == source_of_daemon)
+            with tempfile.TemporaryDirectory() as folder:
+                key, port = os.path.join(folder, "key"), free_port()
+                self.assertEqual(run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key).stdout, "")
+                with open(os.path.join(folder, "sshd_config"), "w") as file:
+                    file.write(f"Port {port}\nListenAddress 127.0.0.1\nHostKey {key}\nAuthorizedKeysFile {key}.pub\n"
+                               "StrictModes no\nUsePAM no\nPidFile none\n")
+                # What Kubernetes puts in.
+                words = [word.replace(f"$({node['name']})", "gpu-7").replace("/etc/tessera", folder)
+                         for word in worker["command"]]
+                server = subprocess.Popen([sshd, *words[1:]], stderr=subprocess.PIPE, text=True)
+                try:
+                    self.assertIn("listening", server.stderr.readline())
+                    told = run("ssh", "-F", "/dev/null", "-p", str(port), "-i", key, "-oBatchMode=yes", "-oStrictHostKeyChecking=no",
+                               "-oUserKnownHostsFile=/dev/null", "127.0.0.1", "printenv", "TESSERA_HEALTH_NODE")
+                finally:
+                    server.terminate()
+                    server.communicate()
+            self.assertEqual(told.stdout.splitlines()[-1], "gpu-7")
 
     def test_spares_are_workers_that_the_launcher_counts(self):
         for kind, model, documents in self.each():
