@@ -8,6 +8,7 @@ import copy
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,12 +60,16 @@ def validate(document):
             validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name.lower()}, **replica["template"]})
 
 
+def templates(document):
+    """Returns {"launcher": the template of its pod, "worker": ...}."""
+    if document["kind"] == "JobSet":
+        return {job["name"]: job["template"]["spec"]["template"] for job in document["spec"]["replicatedJobs"]}
+    return {name.lower(): replica["template"] for name, replica in document["spec"]["mpiReplicaSpecs"].items()}
+
+
 def pods(document):
     """Returns {"launcher": its pod's spec, "worker": ...}."""
-    if document["kind"] == "JobSet":
-        return {job["name"]: job["template"]["spec"]["template"]["spec"] for job in document["spec"]["replicatedJobs"]}
-    return {name.lower(): replica["template"]["spec"]
-            for name, replica in document["spec"]["mpiReplicaSpecs"].items()}
+    return {name: template["spec"] for name, template in templates(document).items()}
 
 
 class Kubernetes(unittest.TestCase):
@@ -137,6 +142,16 @@ class Kubernetes(unittest.TestCase):
                     server.terminate()
                     server.communicate()
             self.assertEqual(told.stdout.splitlines()[-1], "gpu-7")
+
+    def test_prometheus_is_told_the_ports_at_which_metrics_are_served(self):
+        with tempfile.TemporaryDirectory() as folder:
+            called = self.launch(folder, "w0 w1 w2").stdout
+        served = {"launcher": re.search(r"--prometheus-address 0\.0\.0\.0:(\d+)", called).group(1),
+                  "worker": re.search(r"--metrics\.prometheus_port=(\d+)", called).group(1)}
+        for _, _, documents in self.each():
+            told = {name: template["metadata"]["annotations"] for name, template in templates(documents[0]).items()}
+            self.assertEqual({name: it["prometheus.io/port"] for name, it in told.items()}, served)
+            self.assertEqual({it["prometheus.io/scrape"] for it in told.values()}, {"true"})
 
     def test_spares_are_workers_that_the_launcher_counts(self):
         for kind, model, documents in self.each():

@@ -73,6 +73,20 @@ class Recipes(unittest.TestCase):
                 self.assertEqual(int(options["--nodes"]) + int(options["--spares"]), int(most))
                 self.assertEqual(int(options["--nodes"]) * int(options["--ranks-per-node"]), RANKS[model])
 
+    def test_metrics_can_be_scraped_from_another_machine(self):
+        for variables, address in (({}, "0.0.0.0"), ({"PROMETHEUS": "127.0.0.1"}, "127.0.0.1")):
+            with tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, "tessera"), "w") as file:
+                    file.write("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+                os.chmod(os.path.join(folder, "tessera"), 0o755)
+                called = run(os.path.join(ROOT, "recipes", "train.sh"), "16b", "1", "0", "dataset", "dump", "eth0",
+                             env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables})
+            launch, train = called.stdout.split("\n--\n")
+            self.assertIn(f"--prometheus-address\n{address}:9401", launch)
+            shown = run(TESSERA, *train.split(), "--print-config").stdout
+            self.assertIn("prometheus_port = 9400", shown)
+            self.assertRegex(shown, f"prometheus_address = [\"']{address}[\"']")
+
     def test_a_job_of_an_unknown_variant_starts_nothing(self):
         refused = run(os.path.join(ROOT, "recipes", "train.sh"), "16b", "1", "0", "dataset", "dump", "eth0",
                       env={**os.environ, "PRECISION": "int4"})
