@@ -9,7 +9,7 @@ model=$1 nodes=$2 spares=$3 dataset=$4 dump=$5 interface=$6
 
 # NCCL finds InfiniBand by itself. It starts over this interface.
 export NCCL_SOCKET_IFNAME=$interface
-# NCCL retries a link that flaps for some seconds (timeout 4.096 us * 2^22, 7 times) before it gives up.
+# NCCL retries a link that flaps for two minutes (timeout 4.096 us * 2^22, 7 times) before it gives up.
 export NCCL_IB_TIMEOUT=22 NCCL_IB_RETRY_CNT=7
 # Open MPI carries small host messages only, so it need not take InfiniBand.
 export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp OMPI_MCA_btl_tcp_if_include=$interface
