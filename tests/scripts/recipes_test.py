@@ -101,6 +101,13 @@ class Recipes(unittest.TestCase):
             for option in re.findall(r"--[\w-]+", words.group(2)):
                 self.assertIn(option, known)
 
+    def test_only_cloud_nodes_are_ended_when_they_are_idle(self):
+        """tests/cluster tests with Slurm that a partition's SuspendTime ends its nodes, and no others."""
+        with open(os.path.join(SLURM, "slurm_cloud.conf")) as file:
+            lines = [line.split() for line in file if not line.startswith("#")]
+        timed = [words[0] for words in lines for word in words if word.startswith("SuspendTime=")]
+        self.assertEqual(timed, ["PartitionName=cloud"])
+
     def test_scripts_are_sound(self):
         scripts = [path for suffix in ("sh", "sbatch")
                    for path in glob.glob(os.path.join(ROOT, "recipes", "**", f"*.{suffix}"), recursive=True)]
