@@ -211,6 +211,35 @@ class Kubernetes(unittest.TestCase):
             self.assertEqual(too_few.returncode, 1)
             self.assertIn("1 of 2 workers answer", too_few.stdout)
 
+    def test_a_launcher_that_waits_ends_when_it_is_told(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.launch(folder, "")  # leaves the programs there
+            waiting = subprocess.Popen(
+                [os.path.join(RECIPES, "launch.sh"), "16b", "2", "1", "/data", "/dump", "eth0"], stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOSTS": os.path.join(folder, "hosts")})
+            self.assertIn("0 of 3 workers answer", waiting.stderr.readline())
+            waiting.terminate()
+            waiting.communicate(timeout=20)
+            # A signal without a handler would give -15. It ends no process that is the first of its container.
+            self.assertEqual(waiting.returncode, 143)
+
+    def test_workers_stay_until_the_run_has_saved(self):
+        for _, _, documents in self.each():
+            of = pods(documents[0])
+            seconds = {pod["terminationGracePeriodSeconds"] for pod in of.values()}
+            self.assertEqual(seconds, {1800})
+            command = of["worker"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+            with tempfile.TemporaryDirectory() as folder:
+                os.makedirs(os.path.join(folder, "proc", "7"))
+                name = os.path.join(folder, "proc", "7", "comm")
+                with open(name, "w") as file:
+                    file.write("tessera\n")
+                stopping = subprocess.Popen([word.replace("/proc", f"{folder}/proc") for word in command])
+                with self.assertRaises(subprocess.TimeoutExpired):
+                    stopping.wait(1.5)
+                os.unlink(name)
+                self.assertEqual(stopping.wait(10), 0)
+
     def test_the_launcher_uses_options_that_exist(self):
         known = run(TESSERA, "launch", "--help").stdout
         self.assertIn("--hosts", known)

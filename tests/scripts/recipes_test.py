@@ -73,6 +73,11 @@ class Recipes(unittest.TestCase):
                 self.assertEqual(int(options["--nodes"]) + int(options["--spares"]), int(most))
                 self.assertEqual(int(options["--nodes"]) * int(options["--ranks-per-node"]), RANKS[model])
 
+    def test_jobs_are_told_to_save_before_their_time_is_over(self):
+        for model in RANKS:
+            with open(os.path.join(SLURM, f"{model}.sbatch")) as file:
+                self.assertRegex(file.read(), r"(?m)^#SBATCH --signal=B:TERM@1800 ")
+
     def test_metrics_can_be_scraped_from_another_machine(self):
         for variables, address in (({}, "0.0.0.0"), ({"PROMETHEUS": "127.0.0.1"}, "127.0.0.1")):
             with tempfile.TemporaryDirectory() as folder:
