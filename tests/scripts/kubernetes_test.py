@@ -95,7 +95,7 @@ class Kubernetes(unittest.TestCase):
             change(document)
             with self.assertRaises(Exception):
                 validate(document)
-        mistake(job_set, lambda it: it["spec"]["failurePolicy"].update(restartStrategy="Recreat"))
+        mistake(job_set, lambda it: it["spec"]["successPolicy"].update(operator="Al"))
         mistake(job_set, lambda it: it["spec"].update(replicas=2))
         mistake(job_set, lambda it: pods(it)["worker"]["containers"][0].update(imagePullPolcy="Always"))
         mistake(mpi_job, lambda it: it["spec"].update(slots=8))
@@ -222,6 +222,23 @@ class Kubernetes(unittest.TestCase):
             waiting.communicate(timeout=20)
             # A signal without a handler would give -15. It ends no process that is the first of its container.
             self.assertEqual(waiting.returncode, 143)
+
+    def test_workers_outlive_a_launcher_that_is_lost(self):
+        """Their memory has copies of the state."""
+        for kind, _, documents in self.each():
+            spec = documents[0]["spec"]
+            if kind == "mpijob":
+                # The operator takes the replica's policy and not the pod's. With OnFailure a launcher that gives up would
+                # start again in its pod.
+                for name, replica in spec["mpiReplicaSpecs"].items():
+                    self.assertEqual(replica["restartPolicy"], pods(documents[0])[name.lower()]["restartPolicy"])
+                continue
+            self.assertNotIn("failurePolicy", spec)  # it acts on all jobs, the workers' too
+            job = spec["replicatedJobs"][0]["template"]["spec"]
+            self.assertGreater(job["backoffLimit"], 0)
+            gives_up, loses_node = job["podFailurePolicy"]["rules"]
+            self.assertEqual((gives_up["action"], gives_up["onExitCodes"]["values"]), ("FailJob", [2, 93]))
+            self.assertEqual((loses_node["action"], loses_node["onPodConditions"][0]["type"]), ("Ignore", "DisruptionTarget"))
 
     def test_workers_stay_until_the_run_has_saved(self):
         for _, _, documents in self.each():
