@@ -266,6 +266,11 @@ class Kubernetes(unittest.TestCase):
         for option in (word for word in arguments if word.startswith("--")):
             self.assertIn(option, known)
 
+    def test_a_daemon_misses_a_gpu_that_a_worker_needs(self):
+        arguments = render("health")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+        worker = pods(render("jobset", "671b")[0])["worker"]["containers"][0]
+        self.assertEqual(arguments[arguments.index("--gpus") + 1], worker["resources"]["requests"]["nvidia.com/gpu"])
+
     def test_node_problem_detector_starts_the_copied_program(self):
         configuration = json.loads(render("health")[1]["data"]["tessera.json"])
         rule = configuration["rules"][0]
