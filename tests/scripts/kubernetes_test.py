@@ -271,6 +271,17 @@ class Kubernetes(unittest.TestCase):
         worker = pods(render("jobset", "671b")[0])["worker"]["containers"][0]
         self.assertEqual(arguments[arguments.index("--gpus") + 1], worker["resources"]["requests"]["nvidia.com/gpu"])
 
+    def test_a_daemons_pod_has_room_for_an_active_check(self):
+        """The check holds 64 MiB for each of 8 GPUs, and CUDA some hundreds."""
+        daemon = render("health")[0]
+        container = daemon["spec"]["template"]["spec"]["containers"][0]
+        self.assertGreaterEqual(int(container["resources"]["limits"]["memory"].removesuffix("Gi")), 8)
+        self.assertNotIn("readOnly", next(it for it in container["volumeMounts"] if it["mountPath"] == "/run/tessera-health"))
+        # docs/cluster.md finds the pod so.
+        with open(os.path.join(ROOT, "docs", "cluster.md")) as page:
+            label = re.search(r"kubectl get pod -l (\S+)=(\S+) --field-selector", page.read())
+        self.assertEqual(daemon["spec"]["template"]["metadata"]["labels"], {label.group(1): label.group(2)})
+
     def test_node_problem_detector_starts_the_copied_program(self):
         configuration = json.loads(render("health")[1]["data"]["tessera.json"])
         rule = configuration["rules"][0]
