@@ -282,6 +282,14 @@ class Kubernetes(unittest.TestCase):
             label = re.search(r"kubectl get pod -l (\S+)=(\S+) --field-selector", page.read())
         self.assertEqual(daemon["spec"]["template"]["metadata"]["labels"], {label.group(1): label.group(2)})
 
+    def test_a_daemon_sees_its_hosts_file_systems(self):
+        pod = render("health")[0]["spec"]["template"]["spec"]
+        paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+        mounts = {paths[mount["name"]]: mount for mount in pod["containers"][0]["volumeMounts"]}
+        self.assertEqual(mounts["/"]["mountPropagation"], "HostToContainer")  # also what the host mounts later
+        self.assertNotIn("readOnly", mounts["/"])
+        self.assertEqual([mounts[path]["mountPath"] for path in ("/tmp", "/dev/shm")], ["/tmp", "/dev/shm"])
+
     def test_node_problem_detector_starts_the_copied_program(self):
         configuration = json.loads(render("health")[1]["data"]["tessera.json"])
         rule = configuration["rules"][0]
