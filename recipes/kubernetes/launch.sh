@@ -7,6 +7,7 @@ set -euo pipefail
 [[ $# -eq 6 ]] || { sed -n '2,5s/^# \?//p' "$0" >&2; exit 2; }
 nodes=$2 spares=$3
 wait=${WAIT:-1800}
+trap 'exit 143' TERM  # without a handler the first process of a container ignores SIGTERM
 
 mapfile -t workers < <(awk 'NF && $1 !~ /^#/ { print $1 }' "$HOSTS")
 while :; do

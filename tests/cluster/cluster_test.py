@@ -286,6 +286,7 @@ class CloudTest(unittest.TestCase):
         self.wait_for("the run's end", lambda: "COMPLETED" in self.lab.run("head", "scontrol", "show", "job", job, check=False), 300)
         self.assertEqual(losses(self.dump), expected)
         self.wait_for("no node, when none is needed", lambda: not self.on(), 60)
+        self.assertEqual([node for node in Lab.NODES if not self.lab.is_on(node)], [])  # these are no cloud nodes
 
 
 def main():

@@ -173,14 +173,12 @@ ResumeProgram=/etc/slurm/tessera_resume.sh
 SuspendProgram=/etc/slurm/tessera_suspend.sh
 ResumeTimeout=30
 SuspendTimeout=5
-SuspendTime=10
-SuspendExcNodes=n[1-4]
 ResumeRate=0
 SuspendRate=0
 NodeName=n[1-4] NodeAddr=10.77.0.[1-4] CPUs=8 RealMemory=2000 State=UNKNOWN
 NodeName=c[1-4] NodeAddr=10.77.0.[101-104] CPUs=8 RealMemory=2000 State=CLOUD
 PartitionName=main Nodes=n[1-4] Default=YES MaxTime=INFINITE State=UP
-PartitionName=cloud Nodes=c[1-4] MaxTime=INFINITE State=UP
+PartitionName=cloud Nodes=c[1-4] MaxTime=INFINITE State=UP SuspendTime=10
 END
 }
 

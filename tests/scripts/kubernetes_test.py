@@ -8,10 +8,14 @@ import copy
 import glob
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+
+from free_port import free_port
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
 RECIPES = os.path.join(ROOT, "recipes", "kubernetes")
@@ -56,12 +60,16 @@ def validate(document):
             validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name.lower()}, **replica["template"]})
 
 
+def templates(document):
+    """Returns {"launcher": the template of its pod, "worker": ...}."""
+    if document["kind"] == "JobSet":
+        return {job["name"]: job["template"]["spec"]["template"] for job in document["spec"]["replicatedJobs"]}
+    return {name.lower(): replica["template"] for name, replica in document["spec"]["mpiReplicaSpecs"].items()}
+
+
 def pods(document):
     """Returns {"launcher": its pod's spec, "worker": ...}."""
-    if document["kind"] == "JobSet":
-        return {job["name"]: job["template"]["spec"]["template"]["spec"] for job in document["spec"]["replicatedJobs"]}
-    return {name.lower(): replica["template"]["spec"]
-            for name, replica in document["spec"]["mpiReplicaSpecs"].items()}
+    return {name: template["spec"] for name, template in templates(document).items()}
 
 
 class Kubernetes(unittest.TestCase):
@@ -87,7 +95,7 @@ class Kubernetes(unittest.TestCase):
             change(document)
             with self.assertRaises(Exception):
                 validate(document)
-        mistake(job_set, lambda it: it["spec"]["failurePolicy"].update(restartStrategy="Recreat"))
+        mistake(job_set, lambda it: it["spec"]["successPolicy"].update(operator="Al"))
         mistake(job_set, lambda it: it["spec"].update(replicas=2))
         mistake(job_set, lambda it: pods(it)["worker"]["containers"][0].update(imagePullPolcy="Always"))
         mistake(mpi_job, lambda it: it["spec"].update(slots=8))
@@ -102,6 +110,48 @@ class Kubernetes(unittest.TestCase):
                     self.assertLessEqual({mount["name"] for mount in container["volumeMounts"]}, volumes)
                     probed = container.get("readinessProbe", {}).get("tcpSocket", {}).get("port")
                     self.assertIn(probed, [None, *(port["name"] for port in container["ports"])])
+
+    def test_a_monitor_knows_the_name_that_its_nodes_daemon_uses(self):
+        """Starts the worker's SSH server as a user, on another port and with a key of its own."""
+        sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+        if not sshd or not shutil.which("ssh"):
+            self.skipTest("there is no sshd or no ssh")
+        if os.geteuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)  # sshd wants it of root
+        daemon = render("health")[0]["spec"]["template"]["spec"]["containers"][0]
+        name_of_daemon = daemon["args"][daemon["args"].index("--node") + 1]
+        source_of_daemon = next(it["valueFrom"] for it in daemon["env"] if f"$({it['name']})" == name_of_daemon)
+        for _, _, documents in self.each():
+            worker = pods(documents[0])["worker"]["containers"][0]
+            node = next(it for it in worker["env"] if it["valueFrom"] == source_of_daemon)
+            with tempfile.TemporaryDirectory() as folder:
+                key, port = os.path.join(folder, "key"), free_port()
+                self.assertEqual(run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key).stdout, "")
+                with open(os.path.join(folder, "sshd_config"), "w") as file:
+                    file.write(f"Port {port}\nListenAddress 127.0.0.1\nHostKey {key}\nAuthorizedKeysFile {key}.pub\n"
+                               "StrictModes no\nUsePAM no\nPidFile none\n")
+                # What Kubernetes puts in.
+                words = [word.replace(f"$({node['name']})", "gpu-7").replace("/etc/tessera", folder)
+                         for word in worker["command"]]
+                server = subprocess.Popen([sshd, *words[1:]], stderr=subprocess.PIPE, text=True)
+                try:
+                    self.assertIn("listening", server.stderr.readline())
+                    told = run("ssh", "-F", "/dev/null", "-p", str(port), "-i", key, "-oBatchMode=yes", "-oStrictHostKeyChecking=no",
+                               "-oUserKnownHostsFile=/dev/null", "127.0.0.1", "printenv", "TESSERA_HEALTH_NODE")
+                finally:
+                    server.terminate()
+                    server.communicate()
+            self.assertEqual(told.stdout.splitlines()[-1], "gpu-7")
+
+    def test_prometheus_is_told_the_ports_at_which_metrics_are_served(self):
+        with tempfile.TemporaryDirectory() as folder:
+            called = self.launch(folder, "w0 w1 w2").stdout
+        served = {"launcher": re.search(r"--prometheus-address 0\.0\.0\.0:(\d+)", called).group(1),
+                  "worker": re.search(r"--metrics\.prometheus_port=(\d+)", called).group(1)}
+        for _, _, documents in self.each():
+            told = {name: template["metadata"]["annotations"] for name, template in templates(documents[0]).items()}
+            self.assertEqual({name: it["prometheus.io/port"] for name, it in told.items()}, served)
+            self.assertEqual({it["prometheus.io/scrape"] for it in told.values()}, {"true"})
 
     def test_spares_are_workers_that_the_launcher_counts(self):
         for kind, model, documents in self.each():
@@ -161,6 +211,52 @@ class Kubernetes(unittest.TestCase):
             self.assertEqual(too_few.returncode, 1)
             self.assertIn("1 of 2 workers answer", too_few.stdout)
 
+    def test_a_launcher_that_waits_ends_when_it_is_told(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.launch(folder, "")  # leaves the programs there
+            waiting = subprocess.Popen(
+                [os.path.join(RECIPES, "launch.sh"), "16b", "2", "1", "/data", "/dump", "eth0"], stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOSTS": os.path.join(folder, "hosts")})
+            self.assertIn("0 of 3 workers answer", waiting.stderr.readline())
+            waiting.terminate()
+            waiting.communicate(timeout=20)
+            # A signal without a handler would give -15. It ends no process that is the first of its container.
+            self.assertEqual(waiting.returncode, 143)
+
+    def test_workers_outlive_a_launcher_that_is_lost(self):
+        """Their memory has copies of the state."""
+        for kind, _, documents in self.each():
+            spec = documents[0]["spec"]
+            if kind == "mpijob":
+                # The operator takes the replica's policy and not the pod's. With OnFailure a launcher that gives up would
+                # start again in its pod.
+                for name, replica in spec["mpiReplicaSpecs"].items():
+                    self.assertEqual(replica["restartPolicy"], pods(documents[0])[name.lower()]["restartPolicy"])
+                continue
+            self.assertNotIn("failurePolicy", spec)  # it acts on all jobs, the workers' too
+            job = spec["replicatedJobs"][0]["template"]["spec"]
+            self.assertGreater(job["backoffLimit"], 0)
+            gives_up, loses_node = job["podFailurePolicy"]["rules"]
+            self.assertEqual((gives_up["action"], gives_up["onExitCodes"]["values"]), ("FailJob", [2, 93]))
+            self.assertEqual((loses_node["action"], loses_node["onPodConditions"][0]["type"]), ("Ignore", "DisruptionTarget"))
+
+    def test_workers_stay_until_the_run_has_saved(self):
+        for _, _, documents in self.each():
+            of = pods(documents[0])
+            seconds = {pod["terminationGracePeriodSeconds"] for pod in of.values()}
+            self.assertEqual(seconds, {1800})
+            command = of["worker"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+            with tempfile.TemporaryDirectory() as folder:
+                os.makedirs(os.path.join(folder, "proc", "7"))
+                name = os.path.join(folder, "proc", "7", "comm")
+                with open(name, "w") as file:
+                    file.write("tessera\n")
+                stopping = subprocess.Popen([word.replace("/proc", f"{folder}/proc") for word in command])
+                with self.assertRaises(subprocess.TimeoutExpired):
+                    stopping.wait(1.5)
+                os.unlink(name)
+                self.assertEqual(stopping.wait(10), 0)
+
     def test_the_launcher_uses_options_that_exist(self):
         known = run(TESSERA, "launch", "--help").stdout
         self.assertIn("--hosts", known)
@@ -169,6 +265,30 @@ class Kubernetes(unittest.TestCase):
         known = run(TESSERA, *arguments[:2], "--help").stdout
         for option in (word for word in arguments if word.startswith("--")):
             self.assertIn(option, known)
+
+    def test_a_daemon_misses_a_gpu_that_a_worker_needs(self):
+        arguments = render("health")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+        worker = pods(render("jobset", "671b")[0])["worker"]["containers"][0]
+        self.assertEqual(arguments[arguments.index("--gpus") + 1], worker["resources"]["requests"]["nvidia.com/gpu"])
+
+    def test_a_daemons_pod_has_room_for_an_active_check(self):
+        """The check holds 64 MiB for each of 8 GPUs, and CUDA some hundreds."""
+        daemon = render("health")[0]
+        container = daemon["spec"]["template"]["spec"]["containers"][0]
+        self.assertGreaterEqual(int(container["resources"]["limits"]["memory"].removesuffix("Gi")), 8)
+        self.assertNotIn("readOnly", next(it for it in container["volumeMounts"] if it["mountPath"] == "/run/tessera-health"))
+        # docs/cluster.md finds the pod so.
+        with open(os.path.join(ROOT, "docs", "cluster.md")) as page:
+            label = re.search(r"kubectl get pod -l (\S+)=(\S+) --field-selector", page.read())
+        self.assertEqual(daemon["spec"]["template"]["metadata"]["labels"], {label.group(1): label.group(2)})
+
+    def test_a_daemon_sees_its_hosts_file_systems(self):
+        pod = render("health")[0]["spec"]["template"]["spec"]
+        paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+        mounts = {paths[mount["name"]]: mount for mount in pod["containers"][0]["volumeMounts"]}
+        self.assertEqual(mounts["/"]["mountPropagation"], "HostToContainer")  # also what the host mounts later
+        self.assertNotIn("readOnly", mounts["/"])
+        self.assertEqual([mounts[path]["mountPath"] for path in ("/tmp", "/dev/shm")], ["/tmp", "/dev/shm"])
 
     def test_node_problem_detector_starts_the_copied_program(self):
         configuration = json.loads(render("health")[1]["data"]["tessera.json"])

@@ -73,6 +73,25 @@ class Recipes(unittest.TestCase):
                 self.assertEqual(int(options["--nodes"]) + int(options["--spares"]), int(most))
                 self.assertEqual(int(options["--nodes"]) * int(options["--ranks-per-node"]), RANKS[model])
 
+    def test_jobs_are_told_to_save_before_their_time_is_over(self):
+        for model in RANKS:
+            with open(os.path.join(SLURM, f"{model}.sbatch")) as file:
+                self.assertRegex(file.read(), r"(?m)^#SBATCH --signal=B:TERM@1800 ")
+
+    def test_metrics_can_be_scraped_from_another_machine(self):
+        for variables, address in (({}, "0.0.0.0"), ({"PROMETHEUS": "127.0.0.1"}, "127.0.0.1")):
+            with tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, "tessera"), "w") as file:
+                    file.write("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+                os.chmod(os.path.join(folder, "tessera"), 0o755)
+                called = run(os.path.join(ROOT, "recipes", "train.sh"), "16b", "1", "0", "dataset", "dump", "eth0",
+                             env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables})
+            launch, train = called.stdout.split("\n--\n")
+            self.assertIn(f"--prometheus-address\n{address}:9401", launch)
+            shown = run(TESSERA, *train.split(), "--print-config").stdout
+            self.assertIn("prometheus_port = 9400", shown)
+            self.assertRegex(shown, f"prometheus_address = [\"']{address}[\"']")
+
     def test_a_job_of_an_unknown_variant_starts_nothing(self):
         refused = run(os.path.join(ROOT, "recipes", "train.sh"), "16b", "1", "0", "dataset", "dump", "eth0",
                       env={**os.environ, "PRECISION": "int4"})
@@ -86,6 +105,13 @@ class Recipes(unittest.TestCase):
             known = run(TESSERA, *words.group(1).split(), "--help").stdout
             for option in re.findall(r"--[\w-]+", words.group(2)):
                 self.assertIn(option, known)
+
+    def test_only_cloud_nodes_are_ended_when_they_are_idle(self):
+        """tests/cluster tests with Slurm that a partition's SuspendTime ends its nodes, and no others."""
+        with open(os.path.join(SLURM, "slurm_cloud.conf")) as file:
+            lines = [line.split() for line in file if not line.startswith("#")]
+        timed = [words[0] for words in lines for word in words if word.startswith("SuspendTime=")]
+        self.assertEqual(timed, ["PartitionName=cloud"])
 
     def test_scripts_are_sound(self):
         scripts = [path for suffix in ("sh", "sbatch")

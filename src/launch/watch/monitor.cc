@@ -9,6 +9,7 @@
 #include <array>
 #include <charconv>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -61,6 +62,13 @@ std::int64_t attempt_of(pid_t pid, const std::string& run_id) {
     }
   }
   return attempt;
+}
+
+/// Returns whether a health daemon that calls its node by this name runs on this node. If several nodes share the
+/// daemon's folder by mistake, one of them must not answer for all.
+bool is_this_node(const std::string& name, const MonitorOptions& options) {
+  const char* in_daemon = std::getenv(kHealthNodeVariable);
+  return name == options.node || name == host_name() || (in_daemon != nullptr && name == in_daemon);
 }
 
 /// After this many times lonely_seconds, nobody can need the node folder any more.
@@ -129,9 +137,7 @@ class Monitor {
     health_ = nullptr;
     try {
       const std::optional<NodeVerdict> verdict = read_verdict(options_.health_folder);
-      // If several nodes share this folder by mistake, one of them must not answer for all.
-      const bool is_ours = verdict && (verdict->node == options_.node || verdict->node == host_name());
-      if (is_ours && verdict->is_fresh(unix_time())) {
+      if (verdict && is_this_node(verdict->node, options_) && verdict->is_fresh(unix_time())) {
         health_ = {{"is_bad", verdict->level == HealthLevel::kBad},
                    {"reason", verdict->reason},
                    {"active_check", verdict->active_check}};

@@ -11,6 +11,10 @@
 
 namespace tessera {
 
+/// This variable of the monitor's environment names its node as the node's health daemon does, where no other name is
+/// the daemon's: a Kubernetes pod has a host name of its own.
+inline constexpr const char* kHealthNodeVariable = "TESSERA_HEALTH_NODE";
+
 struct MonitorOptions {
   std::string node;      // the launcher's name for the node
   std::string endpoint;  // the launcher's address

@@ -5,8 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <thread>
 
+#include "base/unix_time.h"
 #include "comm/observe/rank_file.h"
 #include "launch/watch/channel.h"
 #include "launch/watch/protocol.h"
@@ -36,6 +38,7 @@ class MonitorTest : public ::testing::Test {
                          .key = key,
                          .run_id = run_id_,
                          .folder = scratch_ / "node",
+                         .health_folder = scratch_ / "health",
                          .lonely_seconds = 2.0}));
     }
     close(input_[0]);
@@ -158,6 +161,33 @@ TEST_F(MonitorTest, ANodeThatTakesPartAgainKeepsItsFolder) {
   waitid(P_PID, static_cast<id_t>(monitor_), &info, WEXITED | WNOWAIT);
   EXPECT_TRUE(std::filesystem::exists(scratch_ / "node"));
 }
+
+/// The daemon calls this node gpu-7, which is neither the launcher's name for it nor its host name.
+class MonitorInPod : public MonitorTest {
+ protected:
+  void SetUp() override {
+    const std::filesystem::path folder = scratch_ / "health";
+    std::filesystem::create_directories(folder);
+    write_verdict(folder, {.node = "gpu-7", .time = unix_time(), .level = HealthLevel::kBad, .reason = "XID 79"});
+    MonitorTest::SetUp();
+  }
+};
+class MonitorInPodOfItsNode : public MonitorInPod {
+ protected:
+  void SetUp() override {
+    setenv(kHealthNodeVariable, "gpu-7", 1);
+    MonitorInPod::SetUp();
+    unsetenv(kHealthNodeVariable);
+  }
+};
+
+TEST_F(MonitorInPodOfItsNode, TakesTheVerdictOfItsNode) {
+  const nlohmann::json health = hear("hello").at("health");
+  EXPECT_TRUE(health.at("is_bad").get<bool>());
+  EXPECT_EQ(health.at("reason"), "XID 79");
+}
+
+TEST_F(MonitorInPod, TakesNoVerdictOfAnotherNode) { EXPECT_TRUE(hear("hello").at("health").is_null()); }
 
 TEST_F(MonitorTest, EndsWithItsLauncher) {
   hear("hello");
