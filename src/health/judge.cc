@@ -70,12 +70,12 @@ NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) 
     is_suspect = is_suspect || finding.evidence != EvidenceKind::kAlert;
   }
   seen_ = std::move(now);
-  if (bad_since_ == 0.0) {
-    reason_ = find_reason(findings, unix_now);
-    if (!reason_.empty()) {
-      bad_since_ = unix_now;
-      past_.push_back(unix_now);
-    }
+  const std::string reason = find_reason(findings, unix_now);
+  if (passed_check_ > 0.0) confirm_check(findings, !reason.empty());
+  if (bad_since_ == 0.0 && !reason.empty()) {
+    reason_ = reason;
+    bad_since_ = unix_now;
+    past_.push_back(unix_now);
   }
   NodeVerdict verdict{.node = node_,
                       .time = unix_now,
@@ -92,10 +92,22 @@ NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) 
 }
 
 void Judge::pass_active_check(double unix_time) {
-  active_check_ = unix_time;
+  passed_check_ = unix_time;
+  polls_since_check_ = 0;
+  seen_.clear();
+}
+
+void Judge::confirm_check(const std::vector<Finding>& findings, bool is_bad_again) {
+  if (is_bad_again) {
+    passed_check_ = 0.0;
+    return;
+  }
+  const bool is_hard = std::ranges::count(findings, EvidenceKind::kHard, &Finding::evidence) > 0;
+  polls_since_check_ = is_hard ? 0 : polls_since_check_ + 1;
+  if (polls_since_check_ < options_.polls_to_bad) return;
+  active_check_ = std::exchange(passed_check_, 0.0);
   bad_since_ = 0.0;
   reason_.clear();
-  seen_.clear();
 }
 
 std::vector<double> HealthLedger::read() const {

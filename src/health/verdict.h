@@ -39,7 +39,7 @@ struct NodeVerdict {
   /// node is not bad.
   std::string reason = {};
   double bad_since = 0.0;     // Unix time; 0: it is not bad
-  double active_check = 0.0;  // Unix time of the last active check that passed; 0: none since the daemon began
+  double active_check = 0.0;  // Unix time of the last active check that made the node well; 0: none yet
   std::vector<Item> items = {};
 
   /// Returns whether the verdict is recent. An older one says nothing about the node.
@@ -62,7 +62,7 @@ void write_verdict(const std::filesystem::path& folder, const NodeVerdict& verdi
 std::optional<NodeVerdict> read_verdict(const std::filesystem::path& folder);
 
 /// Writes what an active check (health/active_check.h) of the node has found to <folder>/active_check.json. The daemon
-/// calls a bad node well only after a check that found nothing.
+/// calls a bad node well only after a check that found nothing, if its probes find no fault after it either.
 void write_active_check(const std::filesystem::path& folder, double unix_time, const std::vector<Finding>& findings);
 struct ActiveCheckResult {
   double time = 0.0;

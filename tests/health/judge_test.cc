@@ -77,13 +77,35 @@ TEST(Judge, ABadNodeIsBadUntilAnActiveCheckHasPassed) {
   level(judge, {kXid});
   for (int i = 0; i < 100; ++i) EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
   judge.pass_active_check(2000.0);
-  const NodeVerdict verdict = judge.judge({}, 2001.0);
+  EXPECT_EQ(judge.judge({}, 2001.0).active_check, 0.0);
+  const NodeVerdict verdict = judge.judge({}, 2006.0);
   EXPECT_EQ(verdict.level, HealthLevel::kOk);
   EXPECT_EQ(verdict.active_check, 2000.0);
   EXPECT_EQ(verdict.reason, "");
-  // A fault that is still there makes the node bad again.
+  // A new fault makes the node bad again.
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kSuspect);
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kBad);
+}
+
+// The active check multiplies and copies. It passes on a node whose link is down.
+TEST(Judge, AnActiveCheckThatPassesDoesNotHideAFaultThatIsStillThere) {
+  Judge judge("n1", {});
+  level(judge, {kXid}, 1000.0);
+  const double bad_since = judge.judge({kXid}, 1005.0).bad_since;
+  judge.pass_active_check(2000.0);
+  for (double now = 2000.0; now < 2050.0; now += 5.0) {
+    const NodeVerdict verdict = judge.judge({kXid}, now);
+    EXPECT_EQ(verdict.level, HealthLevel::kBad);
+    EXPECT_EQ(verdict.bad_since, bad_since);
+    EXPECT_EQ(verdict.active_check, 0.0);
+    EXPECT_FALSE(verdict.reason.empty());
+  }
+  EXPECT_EQ(judge.times_bad(), 1u);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(level(judge, {}), HealthLevel::kBad);  // that check is void
+  judge.pass_active_check(3000.0);
+  level(judge, {kXid});  // a glitch only delays the check
+  EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
+  EXPECT_EQ(level(judge, {}), HealthLevel::kOk);
 }
 
 TEST(Judge, AReasonIsOneLine) {
