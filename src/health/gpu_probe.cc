@@ -16,15 +16,8 @@ namespace {
 constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kRecoveryAction = 230;
 
-/// XIDs after which NVIDIA's catalog asks to reset the GPU or service the node, and XIDs that a user's program may
-/// cause. All others are soft evidence.
 constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
 constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
-
-EvidenceKind evidence_of_xid(std::uint64_t xid) {
-  if (std::ranges::find(kHardXids, xid) != kHardXids.end()) return EvidenceKind::kHard;
-  return std::ranges::find(kProgramXids, xid) != kProgramXids.end() ? EvidenceKind::kAlert : EvidenceKind::kSoft;
-}
 
 struct Counter {
   unsigned field;
@@ -67,7 +60,10 @@ class GpuProbe : public Probe {
           fmt::format("{} of {} GPUs are there", count, most_));
     }
     for (std::size_t i = 0; i < devices.size(); ++i) look_at(devices[i], fmt::format("GPU {}", i), now, result);
-    for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, devices);
+    for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, devices, now);
+    std::erase_if(xids_, [&](const auto& item) {
+      return evidence_of_xid(item.first.second) != EvidenceKind::kHard && now - item.second.last > kHoldSeconds;
+    });
     for (std::size_t i = 0; i < devices.size(); ++i) {
       const std::string gpu = fmt::format("GPU {}", i);
       result.measurements.push_back({.name = "gpu_xid_total",
@@ -76,15 +72,20 @@ class GpuProbe : public Probe {
                                      .value = 1.0 * num_xids_[gpu],
                                      .is_counter = true});
     }
-    for (const auto& [key, count_of_xid] : xids_) {
+    for (const auto& [key, seen] : xids_) {
       const auto& [gpu, xid] = key;
       add(result, "gpuXid", gpu, evidence_of_xid(xid), static_cast<double>(xid), 0.0, "",
-          fmt::format("XID {}, {} times", xid, count_of_xid));
+          fmt::format("XID {}, {} times", xid, seen.count));
     }
     return result;
   }
 
  private:
+  struct SeenXid {
+    int count = 0;
+    double last = 0.0;
+  };
+
   static void add(ProbeResult& result, std::string signal, std::string part, EvidenceKind evidence, double value,
                   double limit, std::string unit, std::string detail) {
     result.findings.push_back(
@@ -103,10 +104,12 @@ class GpuProbe : public Probe {
     }
   }
 
-  void note_xid(const nvml::XidEvent& event, const std::vector<nvml::Device>& devices) {
+  void note_xid(const nvml::XidEvent& event, const std::vector<nvml::Device>& devices, double now) {
     const auto found = std::ranges::find(devices, event.device);
     const std::string gpu = found == devices.end() ? "GPU ?" : fmt::format("GPU {}", found - devices.begin());
-    ++xids_[{gpu, event.xid}];
+    SeenXid& seen = xids_[{gpu, event.xid}];
+    ++seen.count;
+    seen.last = now;
     ++num_xids_[gpu];
   }
 
@@ -229,15 +232,20 @@ class GpuProbe : public Probe {
 
   GpuProbeOptions options_;
   std::optional<nvml::Library> nvml_;
-  int most_ = 0;                                               // the most GPUs that were there at one time
-  std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // counts since the last active check, by GPU and XID
-  std::map<std::string, int> num_xids_;                        // counts in all, by GPU
+  int most_ = 0;                                                   // the most GPUs that were there at one time
+  std::map<std::pair<std::string, std::uint64_t>, SeenXid> xids_;  // that are reported, by GPU and XID
+  std::map<std::string, int> num_xids_;                            // counts in all, by GPU
   CounterRises uncorrected_;
   KnownGood links_, fabrics_;
   CounterRates rates_;
 };
 
 }  // namespace
+
+EvidenceKind evidence_of_xid(std::uint64_t xid) {
+  if (std::ranges::find(kHardXids, xid) != kHardXids.end()) return EvidenceKind::kHard;
+  return std::ranges::find(kProgramXids, xid) != kProgramXids.end() ? EvidenceKind::kAlert : EvidenceKind::kSoft;
+}
 
 std::unique_ptr<Probe> make_gpu_probe(const GpuProbeOptions& options) { return std::make_unique<GpuProbe>(options); }
 

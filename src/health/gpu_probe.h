@@ -1,6 +1,7 @@
 // Probes NVIDIA GPUs through NVML. A feature that a GPU or a driver does not support is no fault.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -20,6 +21,10 @@ struct GpuProbeOptions {
   bool is_idle = false;   // no job should run, so whatever uses a GPU is left over
   GpuLimits limits = {};
 };
+
+/// Returns how much an XID proves (NVIDIA, "XID catalog"): hard if it asks to reset the GPU or to service the node, an
+/// alert if a user's program may cause it, else soft.
+EvidenceKind evidence_of_xid(std::uint64_t xid);
 
 /// Makes the probe. Without the library, and without expected GPUs, it finds nothing.
 std::unique_ptr<Probe> make_gpu_probe(const GpuProbeOptions& options = {});

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <set>
+#include <ranges>
 #include <sstream>
 
 #include "base/error.h"
@@ -18,6 +18,13 @@ constexpr std::size_t kLongestLedger = 1000;
 
 std::string describe(const Finding& finding) {
   return finding.part.empty() ? finding.detail : fmt::format("{}: {}", finding.part, finding.detail);
+}
+
+/// Returns the signal in whose place another one counts, because both report the same event: the driver writes an XID
+/// to NVML and to the kernel's log, and a memory error is in EDAC's counters and in the log.
+std::string event_of(const std::string& signal) {
+  if (signal == "kernelXid" || signal == "gpuRowRemapPending") return "gpuXid";
+  return signal == "kernelHardwareError" ? "memoryCorrected" : signal;
 }
 
 /// Returns the reason for draining a node as one line. Slurm does not limit reasons, but they should stay short.
@@ -42,22 +49,22 @@ std::int64_t Judge::recent_times_bad(double unix_now) const {
 bool Judge::is_lemon(double unix_now) const { return recent_times_bad(unix_now) >= options_.lemon_count; }
 
 std::string Judge::find_reason(const std::vector<Finding>& findings, double unix_now) const {
-  std::set<std::string> soft;
+  std::map<std::string, std::string> soft;  // signals by the event that they report
   const Finding* first = nullptr;
   for (const Finding& finding : findings) {
     if (finding.evidence == EvidenceKind::kAlert) continue;
     if (seen_.at({finding.signal, finding.part}).polls < options_.polls_to_bad) continue;
     if (finding.evidence == EvidenceKind::kHard) return reason_of(finding);
-    soft.insert(finding.signal);
+    soft.try_emplace(event_of(finding.signal), finding.signal);
     if (first == nullptr) first = &finding;
   }
   if (soft.empty()) return {};
   if (is_lemon(unix_now)) {
-    soft.insert(fmt::format("bad {} times in {:g} days", recent_times_bad(unix_now), options_.lemon_days));
+    soft["past"] = fmt::format("bad {} times in {:g} days", recent_times_bad(unix_now), options_.lemon_days);
   }
   if (soft.size() < 2) return {};
-  soft.erase(first->signal);
-  return reason_of(*first, fmt::format("; also {}", fmt::join(soft, ", ")));
+  soft.erase(event_of(first->signal));
+  return reason_of(*first, fmt::format("; also {}", fmt::join(soft | std::views::values, ", ")));
 }
 
 NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {

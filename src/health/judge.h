@@ -1,8 +1,8 @@
 // Combines what the probes of a node find, poll after poll, into one verdict.
 //
 // - Hard evidence in two polls in a row makes the node bad. In a single poll it may be a glitch.
-// - Soft evidence makes the node suspect. Two different signals in two polls in a row make it bad. A node that was bad
-//   often before has such a signal.
+// - Soft evidence makes the node suspect. Two different signals in two polls in a row make it bad, unless both report
+//   the same event. A node that was bad often before has such a signal.
 // - A bad node stays bad until an active check has passed, and after it two polls in a row have found no hard evidence.
 //   A check that finds the node bad again is void: it does not test links or disks, and these may still be broken.
 #pragma once

@@ -9,20 +9,19 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <set>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/unix_time.h"
+#include "health/gpu_probe.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// How long an event is reported, in seconds.
-constexpr double kHold = 600.0;
 
 /// Adds soft evidence if an error counter of a part rises faster than `limit`.
 void judge_rate(const std::string& signal, const std::string& part, const std::string& counter, double rate,
@@ -428,7 +427,7 @@ class ClockProbe : public Probe {
 class KernelLogProbe : public Probe {
  public:
   explicit KernelLogProbe(const Sysroot& sysroot)
-      : descriptor_(::open((sysroot / "/dev/kmsg").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)), held_(kHold) {
+      : descriptor_(::open((sysroot / "/dev/kmsg").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
     if (descriptor_ >= 0) ::lseek(descriptor_, 0, SEEK_END);
   }
   ~KernelLogProbe() override {
@@ -478,13 +477,34 @@ class KernelLogProbe : public Probe {
     const std::string_view message = line.substr(line.find(';') + 1);  // the whole line if there is no ';'
     for (const Pattern& pattern : kPatterns) {
       if (message.find(pattern.text) == message.npos) continue;
+      if (pattern.signal == "kernelHardwareError" && is_corrected(message)) return;
       constexpr std::size_t kShown = 160;
+      const std::uint64_t xid = pattern.signal == "kernelXid" ? xid_of(message) : 0;
+      // The XIDs that follow a fatal one must not take its place.
       held_.add({.signal = std::string(pattern.signal),
-                 .evidence = pattern.evidence,
+                 .part = xid == 0 ? "" : fmt::format("XID {}", xid),
+                 .evidence = xid == 0 ? pattern.evidence : evidence_of_xid(xid),
                  .detail = fmt::format("the kernel said: {}", message.substr(0, kShown))},
                 now);
       return;
     }
+  }
+
+  /// Returns the XID of "NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus", or 0 if there is none.
+  static std::uint64_t xid_of(std::string_view message) {
+    constexpr std::string_view kBeforeNumber = "): ";
+    const std::size_t at = message.find(kBeforeNumber, message.find("NVRM: Xid"));
+    std::uint64_t xid = 0;
+    if (at != message.npos) {
+      std::from_chars(message.data() + at + kBeforeNumber.size(), message.data() + message.size(), xid);
+    }
+    return xid;
+  }
+
+  /// Returns whether a line about the hardware says that an error was corrected. The rate of these errors counts, as
+  /// EDAC has it.
+  static bool is_corrected(std::string_view message) {
+    return message.find("orrected") != message.npos && message.find("ncorrected") == message.npos;
   }
 
   int descriptor_;

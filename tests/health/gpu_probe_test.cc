@@ -108,6 +108,16 @@ TEST_F(GpuProbe, XidsOfProgramsOnlyAlert) {
   EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 0"));
 }
 
+TEST_F(GpuProbe, AnXidThatIsNotHardIsReportedForTenMinutes) {
+  EXPECT_THAT(look(), IsEmpty());
+  set("count 2\n0 xid 94\n1 xid 79\n");
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 1"));
+  now_ += 590.0;
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 1"));
+  now_ += 10.0;
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 1"));
+}
+
 TEST_F(GpuProbe, ALibraryThatLiesIsNotBelieved) {
   set("count 4000000000\n");
   look();

@@ -52,6 +52,20 @@ TEST(Judge, SoftEvidenceNeedsASecondSignal) {
   EXPECT_EQ(verdict.reason, "[node_problem] gpuLinkErrors: GPU 3 link 1: rises; also networkRate");
 }
 
+TEST(Judge, TwoReportsOfOneEventAreOneSignal) {
+  const auto soft = [](const char* signal) {
+    return Finding{.signal = signal, .evidence = EvidenceKind::kSoft, .detail = "seen"};
+  };
+  Judge judge("n1", {});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(level(judge, {soft("gpuXid"), soft("kernelXid"), soft("gpuRowRemapPending")}), HealthLevel::kSuspect);
+    EXPECT_EQ(level(judge, {soft("memoryCorrected"), soft("kernelHardwareError")}), HealthLevel::kSuspect);
+  }
+  level(judge, {soft("kernelXid"), soft("kernelHardwareError")});
+  EXPECT_EQ(judge.judge({soft("kernelXid"), soft("kernelHardwareError")}, 1000.0).reason,
+            "[node_problem] kernelXid: seen; also kernelHardwareError");
+}
+
 TEST(Judge, HeatAloneOnlyAlerts) {
   Judge judge("n1", {});
   for (int i = 0; i < 10; ++i) EXPECT_EQ(level(judge, {kHot}), HealthLevel::kOk);

@@ -152,11 +152,39 @@ TEST_F(NodeProbes, KernelLog) {
   std::ofstream(root_ / "dev/kmsg", std::ios::app)
       << "6,2,2,-;eth0: link becomes ready\n3,3,3,-;NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus\n"
          "3,4,4,-;EXT4-fs error (device sda1): bad block\n";
-  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));
+  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid XID 79"));
   // Findings stay for some time, so that two polls see them.
-  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));
+  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid XID 79"));
   now_ += 700.0;
   EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+TEST_F(NodeProbes, AnXidInTheKernelLogProvesAsMuchAsThatOfNvml) {
+  set("dev/kmsg", "");
+  const auto probe = make_kernel_log_probe(sysroot_);
+  std::ofstream(root_ / "dev/kmsg", std::ios::app)
+      << "3,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, pid=7, GPU has fallen off the bus.\n"
+         "3,2,2,-;NVRM: Xid (PCI:0000:06:00): 31, pid=7, name=python, MMU Fault\n"
+         "3,3,3,-;NVRM: Xid (PCI:0000:06:00): 94, pid=7, Contained\n3,4,4,-;NVRM: Xid is odd\n";
+  EXPECT_THAT(look(*probe), ElementsAre("kernelXid", "kernelXid XID 31", "kernelXid XID 79", "kernelXid XID 94"));
+  std::map<std::string, EvidenceKind> evidence;
+  for (const Finding& finding : result_.findings) evidence[finding.part] = finding.evidence;
+  EXPECT_EQ(evidence.at("XID 79"), EvidenceKind::kHard);
+  EXPECT_EQ(evidence.at("XID 31"), EvidenceKind::kAlert);
+  EXPECT_EQ(evidence.at("XID 94"), EvidenceKind::kSoft);
+  EXPECT_EQ(evidence.at(""), EvidenceKind::kSoft);
+}
+
+TEST_F(NodeProbes, CorrectedErrorsInTheKernelLogAreNoFinding) {
+  set("dev/kmsg", "");
+  const auto probe = make_kernel_log_probe(sysroot_);
+  std::ofstream log(root_ / "dev/kmsg", std::ios::app);
+  log << "6,1,1,-;{1}[Hardware Error]: It has been corrected by h/w and requires no further action\n"
+         "6,2,2,-;[Hardware Error]: Corrected error, no action required.\n"
+      << std::flush;
+  EXPECT_THAT(look(*probe), IsEmpty());
+  log << "3,3,3,-;[Hardware Error]: Uncorrected, software restartable error.\n" << std::flush;
+  EXPECT_THAT(look(*probe), ElementsAre("kernelHardwareError"));
 }
 
 TEST_F(NodeProbes, Leftovers) {
