@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 #include <csignal>
@@ -46,7 +47,7 @@ struct HealthOptions {
   std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name(), address, rates;
   GpuProbeOptions gpu;
   double period = 5.0, probe_limit = kProbeLimit;
-  bool is_active = false, as_json = false, for_slurm = false, for_npd = false;
+  bool is_active = false, is_before_job = false, as_json = false, for_slurm = false, for_npd = false;
   ActiveCheckOptions active;
   int max_drained = 1;
 };
@@ -90,16 +91,49 @@ ProbeResult check_actively(const HealthOptions& options) {
   return result;
 }
 
+/// Returns the daemon's verdict as what a probe finds. The daemon knows what has changed, which one look cannot see.
+ProbeRunner::Outcome ask_daemon(const HealthOptions& options) {
+  ProbeRunner::Outcome outcome{.probe = "daemon"};
+  try {
+    const std::optional<NodeVerdict> verdict = read_verdict(options.folder);
+    require(verdict && verdict->is_fresh(unix_time()), "there is no verdict of the last {:g} s in '{}'",
+            NodeVerdict::kFreshSeconds, options.folder);
+    if (verdict->level == HealthLevel::kOk) return outcome;
+    const bool is_bad = verdict->level == HealthLevel::kBad;
+    std::set<std::string> signals;
+    for (const NodeVerdict::Item& item : verdict->items) signals.insert(item.finding.signal);
+    outcome.result.findings.push_back(
+        {.signal = "verdict",
+         .evidence = is_bad ? EvidenceKind::kHard : EvidenceKind::kSoft,
+         .detail = is_bad ? verdict->reason : fmt::format("{}", fmt::join(signals, ", "))});
+  } catch (const Error& error) {
+    outcome.failure = error.what();
+  }
+  return outcome;
+}
+
+/// Tells the daemon what the active check has found.
+void report_active_check(const HealthOptions& options, const std::vector<Finding>& findings) {
+  // A job that begins is no repair, so its check must not return a bad node, nor forget what happened on another one.
+  if (options.is_before_job && findings.empty()) return;
+  if (!fs::is_directory(options.folder)) return;  // no daemon is there
+  try {
+    write_active_check(options.folder, unix_time(), findings);
+  } catch (const Error& error) {
+    spdlog::warn("the daemon does not learn of this check: {}", error.what());
+  }
+}
+
 /// Runs all probes once, and the active checks if the options ask for them. Returns 1 if something is bad.
 int check_node(const HealthOptions& options) {
   ProbeRunner runner(make_probes(options), options.probe_limit);
   std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);
-  if (options.is_active) {
-    outcomes.push_back({.probe = "active check", .result = check_actively(options)});
-    if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for the result
-      write_active_check(options.folder, unix_time(), outcomes.back().result.findings);
-    }
+  outcomes.push_back(ask_daemon(options));
+  // After a repair the active check decides, because the daemon waits for it.
+  if (options.is_active && !options.is_before_job) {
+    for (Finding& finding : outcomes.back().result.findings) finding.evidence = EvidenceKind::kAlert;
   }
+  if (options.is_active) outcomes.push_back({.probe = "active check", .result = check_actively(options)});
   bool is_bad = false;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   std::string text;
@@ -122,7 +156,8 @@ int check_node(const HealthOptions& options) {
       json.back()["readings"].push_back(std::move(reading));
     }
   }
-  std::cout << (options.as_json ? json_text(json, 2) + "\n" : text);
+  std::cout << (options.as_json ? json_text(json, 2) + "\n" : text) << std::flush;
+  if (options.is_active) report_active_check(options, outcomes.back().result.findings);
   return is_bad ? 1 : 0;
 }
 
@@ -325,6 +360,8 @@ void add_health_commands(CLI::App& app, int& status) {
   check_command->add_flag("--json", options->as_json, "Print JSON, with all readings");
   check_command->add_flag("--active", options->is_active,
                           "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
+  check_command->add_flag("--before-job", options->is_before_job,
+                          "For a Prolog: a bad verdict counts, and a check that passes returns no node");
   check_command->add_flag("--idle", options->gpu.is_idle,
                           "No job runs here: processes of users, and GPU or shared memory that is in use, are bad");
   check_command->add_option("--rates", options->rates,

@@ -1,0 +1,84 @@
+// Tests `tessera health` as a program. A folder stands in for the machine.
+#include "base/unix_time.h"
+#include "health/verdict.h"
+#include "tests/app/process.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using app_test::Finished;
+using app_test::Process;
+using data::write_file;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kReason = "[node_problem] gpuXid: GPU 3: XID 79";
+
+class HealthCommands : public ::testing::Test {
+ protected:
+  HealthCommands() {
+    fs::create_directories(folder_);
+    write_file(root_ / "dev/kmsg", "");
+  }
+
+  /// Returns the words that start `tessera health COMMAND` on the folder that stands in for the machine.
+  std::vector<std::string> words(const std::string& command, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words = {"health",    command,        "--folder", folder_.string(),
+                                      "--sysroot", root_.string(), "--nvml",   "/nowhere"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  Finished check(const std::vector<std::string>& more = {}) const {
+    return Process(scratch_, words("check", more)).finish();
+  }
+
+  void judge(HealthLevel level, double time = unix_time()) const {
+    write_verdict(folder_,
+                  {.node = "n1", .time = time, .level = level, .reason = level == HealthLevel::kBad ? kReason : ""});
+  }
+
+  const data::TemporaryFolder scratch_;
+  const fs::path root_ = scratch_ / "root", folder_ = scratch_ / "health";
+};
+
+TEST_F(HealthCommands, OneLookAlsoJudgesTheDaemonsVerdict) {
+  EXPECT_THAT(check().output, HasSubstr("unknown: there is no verdict of the last 60 s in '"));
+  judge(HealthLevel::kOk);
+  EXPECT_EQ(check().status, 0);
+  judge(HealthLevel::kBad);
+  const Finished bad = check();
+  EXPECT_EQ(bad.status, 1);
+  EXPECT_THAT(bad.output, HasSubstr("bad      verdict: " + kReason));
+  judge(HealthLevel::kBad, unix_time() - 100.0);
+  EXPECT_EQ(check().status, 0);
+}
+
+TEST_F(HealthCommands, TheCheckBeforeAJobReturnsNoBadNode) {
+  judge(HealthLevel::kBad);
+  const Finished before_job = check({"--active", "--before-job"});
+  EXPECT_EQ(before_job.status, 1) << before_job.output;
+  EXPECT_THAT(before_job.output, HasSubstr(kReason));
+  EXPECT_FALSE(read_active_check(folder_));
+  const Finished repaired = check({"--active"});
+  EXPECT_EQ(repaired.status, 0) << repaired.output;
+  EXPECT_THAT(repaired.output, HasSubstr(kReason));
+  EXPECT_TRUE(read_active_check(folder_));
+}
+
+TEST_F(HealthCommands, TheDaemonLearnsOfACheckBeforeAJobThatFails) {
+  EXPECT_EQ(check({"--active", "--before-job", "--expect-tflops", "100000"}).status, 1);
+  ASSERT_TRUE(read_active_check(folder_));
+  EXPECT_EQ(read_active_check(folder_)->findings.front().signal, "gemmSlow");
+}
+
+TEST_F(HealthCommands, FindingsArePrintedIfTheFolderCannotBeWritten) {
+  fs::create_directories(folder_ / "active_check.json");  // no file can take this name, even if root writes it
+  const Finished finished = check({"--active", "--expect-tflops", "100000"});
+  EXPECT_EQ(finished.status, 1) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("gemmSlow"));
+  EXPECT_THAT(finished.output, HasSubstr("the daemon does not learn of this check"));
+}
+
+}  // namespace
+}  // namespace tessera
