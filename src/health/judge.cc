@@ -41,6 +41,12 @@ std::string reason_of(const Finding& finding, const std::string& more = "") {
 Judge::Judge(std::string node, std::vector<double> past, const JudgeOptions& options)
     : node_(std::move(node)), past_(std::move(past)), options_(options) {}
 
+void Judge::resume(const NodeVerdict& before) {
+  active_check_ = before.active_check;
+  bad_since_ = before.bad_since;
+  reason_ = before.reason;
+}
+
 std::int64_t Judge::recent_times_bad(double unix_now) const {
   const double first = unix_now - options_.lemon_days * kDay;
   return std::ranges::count_if(past_, [&](double time) { return time >= first; });

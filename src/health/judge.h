@@ -27,6 +27,8 @@ class Judge {
   /// `past` has the Unix times at which the node became bad, from the ledger.
   Judge(std::string node, std::vector<double> past, const JudgeOptions& options = {});
 
+  /// Continues from the last verdict of a daemon that has ended. A node that was bad is still bad.
+  void resume(const NodeVerdict& before);
   /// Judges the node after a poll of all probes. `unix_now` may jump.
   NodeVerdict judge(const std::vector<Finding>& findings, double unix_now);
   /// Returns how often the node became bad, the past included.

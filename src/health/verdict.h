@@ -4,6 +4,7 @@
 //   <folder>/verdict.json:
 //   {"format": "tessera-health-verdict", "version": 1, "node": "n1", "time": 1764000000.0, "level": "bad",
 //    "reason": "[node_problem] gpuXid: GPU 3: ...", "bad_since": 1763999990.0, "active_check": 0.0,
+//    "boot_id": "8f1c...",
 //    "findings": [{"signal": "gpuXid", "part": "GPU 3", "evidence": "hard", "value": 79.0, "limit": 0.0, "unit": "",
 //                  "detail": "...", "since": 1763999985.0}]}
 #pragma once
@@ -40,6 +41,7 @@ struct NodeVerdict {
   std::string reason = {};
   double bad_since = 0.0;     // Unix time; 0: it is not bad
   double active_check = 0.0;  // Unix time of the last active check that made the node well; 0: none yet
+  std::string boot_id = {};   // what the kernel calls the machine's boot; empty: unknown
   std::vector<Item> items = {};
 
   /// Returns whether the verdict is recent. An older one says nothing about the node.

@@ -38,6 +38,20 @@ class HealthCommands : public ::testing::Test {
                   {.node = "n1", .time = time, .level = level, .reason = level == HealthLevel::kBad ? kReason : ""});
   }
 
+  /// Runs the daemon until it has judged the node. Returns its verdict.
+  NodeVerdict serve_once(const std::vector<std::string>& more = {}) const {
+    const double begin = unix_time();
+    const Process daemon(scratch_, words("serve", more));
+    std::optional<NodeVerdict> verdict;
+    for (int i = 0; i < 3000 && (!verdict || verdict->time < begin); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      verdict = read_verdict(folder_);
+    }
+    daemon.send(SIGTERM);
+    EXPECT_EQ(daemon.finish().status, 0) << daemon.output();
+    return verdict.value_or(NodeVerdict());
+  }
+
   const data::TemporaryFolder scratch_;
   const fs::path root_ = scratch_ / "root", folder_ = scratch_ / "health";
 };
@@ -70,6 +84,24 @@ TEST_F(HealthCommands, TheDaemonLearnsOfACheckBeforeAJobThatFails) {
   EXPECT_EQ(check({"--active", "--before-job", "--expect-tflops", "100000"}).status, 1);
   ASSERT_TRUE(read_active_check(folder_));
   EXPECT_EQ(read_active_check(folder_)->findings.front().signal, "gemmSlow");
+}
+
+TEST_F(HealthCommands, ADaemonThatStartsAnewContinuesFromTheLastVerdict) {
+  write_file(root_ / "proc/sys/kernel/random/boot_id", "8f1c\n");
+  NodeVerdict before = {.node = "n1",
+                        .time = 1000.0,
+                        .level = HealthLevel::kBad,
+                        .reason = kReason,
+                        .bad_since = 900.0,
+                        .boot_id = "8f1c"};
+  write_verdict(folder_, before);
+  EXPECT_EQ(serve_once().level, HealthLevel::kBad);
+  EXPECT_EQ(read_verdict(folder_)->reason, kReason);
+  EXPECT_EQ(read_verdict(folder_)->bad_since, 900.0);
+  EXPECT_FALSE(fs::exists(folder_ / "ledger.jsonl"));  // the last daemon has recorded this already
+  before.boot_id = "another boot";
+  write_verdict(folder_, before);
+  EXPECT_EQ(serve_once().level, HealthLevel::kOk);
 }
 
 TEST_F(HealthCommands, FindingsArePrintedIfTheFolderCannotBeWritten) {

@@ -122,6 +122,19 @@ TEST(Judge, AnActiveCheckThatPassesDoesNotHideAFaultThatIsStillThere) {
   EXPECT_EQ(level(judge, {}), HealthLevel::kOk);
 }
 
+TEST(Judge, ABadNodeIsStillBadForTheNextDaemon) {
+  Judge first("n1", {});
+  level(first, {kXid});
+  const NodeVerdict before = first.judge({kXid}, 1005.0);
+  Judge second("n1", {before.bad_since});
+  second.resume(before);
+  const NodeVerdict after = second.judge({}, 1100.0);
+  EXPECT_EQ(after.level, HealthLevel::kBad);
+  EXPECT_EQ(after.reason, before.reason);
+  EXPECT_EQ(after.bad_since, 1005.0);
+  EXPECT_EQ(second.times_bad(), 1u);
+}
+
 TEST(Judge, AReasonIsOneLine) {
   Judge judge("n1", {});
   Finding odd = kXid;
@@ -137,7 +150,8 @@ TEST(VerdictFile, IsReadAsItWasWritten) {
   EXPECT_FALSE(read_verdict(scratch.path()));
   Judge judge("n1", {});
   level(judge, {kXid});
-  const NodeVerdict verdict = judge.judge({kXid, kHot}, 1015.5);
+  NodeVerdict verdict = judge.judge({kXid, kHot}, 1015.5);
+  verdict.boot_id = "8f1c";
   write_verdict(scratch.path(), verdict);
   const std::optional<NodeVerdict> read = read_verdict(scratch.path());
   ASSERT_TRUE(read);

@@ -168,7 +168,9 @@ class Daemon {
         lock_(made_folder(options) / "serve.lock", fmt::format("the folder '{}'", options.folder), {}),
         ledger_(options.ledger.empty() ? fs::path(options.folder) / kLedgerName : fs::path(options.ledger)),
         judge_(options.node, ledger_.read()),
+        boot_id_(Sysroot(options.sysroot).text("/proc/sys/kernel/random/boot_id").value_or("")),
         runner_(make_probes(options), options.probe_limit) {
+    resume();
     if (!options.address.empty()) server_.emplace(options.address, "tessera_node_");
   }
 
@@ -191,6 +193,18 @@ class Daemon {
     return options.folder;
   }
 
+  /// Continues from the last verdict, unless the machine has booted since.
+  void resume() {
+    try {
+      const std::optional<NodeVerdict> before = read_verdict(options_.folder);
+      if (!before || boot_id_.empty() || before->boot_id != boot_id_) return;
+      judge_.resume(*before);
+      bad_since_in_ledger_ = before->bad_since;
+    } catch (const Error& error) {
+      spdlog::warn("what was wrong before is unknown: {}", error.what());
+    }
+  }
+
   void poll() {
     const bool has_passed = take_active_check();
     std::vector<Finding> findings = active_findings_;
@@ -204,14 +218,18 @@ class Daemon {
       for (const std::string& failure : failures) spdlog::warn("a probe cannot look: {}", failure);
       failures_ = std::move(failures);
     }
-    const NodeVerdict verdict = judge_.judge(findings, unix_time());
+    NodeVerdict verdict = judge_.judge(findings, unix_time());
+    verdict.boot_id = boot_id_;
     if (verdict.level != level_) {
       spdlog::log(verdict.level == HealthLevel::kOk ? spdlog::level::info : spdlog::level::warn, "{} is {}{}{}",
                   options_.node, name_of(verdict.level), verdict.reason.empty() ? "" : ": ", verdict.reason);
     }
     try {
-      if (verdict.level == HealthLevel::kBad && level_ != HealthLevel::kBad) ledger_.add(verdict);
       write_verdict(options_.folder, verdict);
+      if (verdict.level == HealthLevel::kBad && verdict.bad_since != bad_since_in_ledger_) {
+        ledger_.add(verdict);
+        bad_since_in_ledger_ = verdict.bad_since;
+      }
     } catch (const Error& error) {  // a full disk: the daemon goes on, and tries again
       spdlog::warn("{}", error.what());
     }
@@ -267,7 +285,9 @@ class Daemon {
   const HealthOptions& options_;
   FileLock lock_;
   HealthLedger ledger_;
+  double bad_since_in_ledger_ = 0.0;  // of the last verdict that was added to the ledger
   Judge judge_;
+  std::string boot_id_;
   ProbeRunner runner_;
   std::optional<MetricsServer> server_;
   Stopwatch clock_;
