@@ -13,6 +13,8 @@
 namespace tessera {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr double kDay = 86400.0;
 constexpr std::size_t kLongestLedger = 1000;
 
@@ -147,6 +149,7 @@ void HealthLedger::add(const NodeVerdict& verdict) {
     for (std::string line; std::getline(text, line);) lines.push_back(line);
   }
   if (lines.size() >= kLongestLedger) lines.erase(lines.begin(), lines.end() - (kLongestLedger - 1));
+  create_folder(fs::absolute(path_).parent_path());
   lines.push_back(json_text(
       nlohmann::ordered_json{{"bad_since", verdict.bad_since}, {"node", verdict.node}, {"reason", verdict.reason}}));
   write_whole_file(path_, fmt::format("{}\n", fmt::join(lines, "\n")));

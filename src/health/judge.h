@@ -67,7 +67,7 @@ class HealthLedger {
   explicit HealthLedger(std::filesystem::path path) : path_(std::move(path)) {}
   /// Returns the times. It skips damaged lines.
   std::vector<double> read() const;
-  /// Adds the time of the verdict. Throws Error if the file cannot be written.
+  /// Adds the time of the verdict, in a new folder if need be. Throws Error if the file cannot be written.
   void add(const NodeVerdict& verdict);
 
  private:

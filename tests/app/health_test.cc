@@ -104,6 +104,12 @@ TEST_F(HealthCommands, ADaemonThatStartsAnewContinuesFromTheLastVerdict) {
   EXPECT_EQ(serve_once().level, HealthLevel::kOk);
 }
 
+// The verdicts lie in memory. The ledger must be there after a boot.
+TEST_F(HealthCommands, TheLedgersDefaultPlaceOutlivesABoot) {
+  const std::string help = Process(scratch_, {"health", "serve", "--help"}).finish().output;
+  EXPECT_THAT(help, HasSubstr("/var/lib/tessera-health"));
+}
+
 TEST_F(HealthCommands, FindingsArePrintedIfTheFolderCannotBeWritten) {
   fs::create_directories(folder_ / "active_check.json");  // no file can take this name, even if root writes it
   const Finished finished = check({"--active", "--expect-tflops", "100000"});

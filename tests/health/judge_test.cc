@@ -177,10 +177,10 @@ TEST(VerdictFile, DamageIsAnError) {
 
 TEST(HealthLedger, KeepsTheNewestEntries) {
   const TemporaryFolder scratch;
-  HealthLedger ledger(scratch / "ledger.jsonl");
+  HealthLedger ledger(scratch / "new" / "ledger.jsonl");
   EXPECT_THAT(ledger.read(), ElementsAre());
   for (const double time : {1.0, 2.0}) ledger.add({.node = "n1", .bad_since = time});
-  std::ofstream(scratch / "ledger.jsonl", std::ios::app) << "{\"bad_si\n";  // a crash has cut this line short
+  std::ofstream(scratch / "new" / "ledger.jsonl", std::ios::app) << "{\"bad_si\n";  // a crash has cut this line short
   ledger.add({.node = "n1", .bad_since = 3.0});
   EXPECT_THAT(ledger.read(), ElementsAre(1.0, 2.0, 3.0));
   for (int i = 4; i < 1100; ++i) ledger.add({.node = "n1", .bad_since = static_cast<double>(i)});

@@ -39,7 +39,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kLedgerName = "ledger.jsonl";
+constexpr const char *kLedgerName = "ledger.jsonl", *kLedgerFolder = "/var/lib/tessera-health";  // outlives a boot
 constexpr const char* kDrainedName = "drained.txt";  // holds the reason for which we drained the node
 constexpr double kProbeLimit = 2.0;
 
@@ -166,7 +166,7 @@ class Daemon {
   explicit Daemon(const HealthOptions& options)
       : options_(options),
         lock_(made_folder(options) / "serve.lock", fmt::format("the folder '{}'", options.folder), {}),
-        ledger_(options.ledger.empty() ? fs::path(options.folder) / kLedgerName : fs::path(options.ledger)),
+        ledger_(ledger_path(options)),
         judge_(options.node, ledger_.read()),
         boot_id_(Sysroot(options.sysroot).text("/proc/sys/kernel/random/boot_id").value_or("")),
         runner_(make_probes(options), options.probe_limit) {
@@ -191,6 +191,11 @@ class Daemon {
   static fs::path made_folder(const HealthOptions& options) {
     create_folder(options.folder);
     return options.folder;
+  }
+
+  static fs::path ledger_path(const HealthOptions& options) {
+    if (!options.ledger.empty()) return options.ledger;
+    return fs::path(options.folder == kHealthFolder ? kLedgerFolder : options.folder) / kLedgerName;
   }
 
   /// Continues from the last verdict, unless the machine has booted since.
@@ -398,7 +403,9 @@ void add_health_commands(CLI::App& app, int& status) {
   add_folder_option(*serve, *options);
   serve->add_option("--period", options->period, "Seconds between two looks; default: 5")->check(is_number(0.01, 1e6));
   serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
-  serve->add_option("--ledger", options->ledger, "File with what was wrong before; default: in the folder");
+  serve->add_option("--ledger", options->ledger,
+                    fmt::format("File with what was wrong before; default: {} in {}, or in --folder if that is given",
+                                kLedgerName, kLedgerFolder));
   serve->add_option("--node", options->node, "The node's name; default: the host's");
   serve->callback([options, &status] { status = Daemon(*options).run(); });
 
