@@ -15,6 +15,7 @@ namespace {
 
 constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kRecoveryAction = 230;
+constexpr const char *kCountName = "gpus", *kCountHelp = "GPUs that NVML counts";
 
 constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
 constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
@@ -53,7 +54,7 @@ class GpuProbe : public Probe {
     if (!nvml_ && !open(result)) return result;
     const std::vector<nvml::Device> devices = nvml_->devices();
     const auto count = static_cast<int>(devices.size());
-    result.measurements.push_back({.name = "gpus", .help = "GPUs that NVML counts", .value = 1.0 * count});
+    result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 1.0 * count});
     most_ = std::max({most_, count, options_.expected_gpus});
     if (count < most_) {
       add(result, "gpuMissing", "", EvidenceKind::kHard, count, most_, "",
@@ -97,11 +98,26 @@ class GpuProbe : public Probe {
       nvml_.emplace(options_.library);
       return true;
     } catch (const Error& error) {
-      if (options_.expected_gpus == 0) return false;
+      result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 0.0});
+      if (options_.expected_gpus == 0) {
+        require(!has_nvidia(), "the node has NVIDIA's driver or GPUs, but {}", error.what());
+        return false;
+      }
       add(result, "gpuMissing", "", EvidenceKind::kHard, 0.0, options_.expected_gpus, "",
           fmt::format("{} GPUs are expected, but {}", options_.expected_gpus, error.what()));
       return false;
     }
+  }
+
+  /// Returns whether the kernel knows of NVIDIA's driver, or of a GPU without a display (PCI class 0302).
+  bool has_nvidia() const {
+    constexpr std::int64_t kNvidia = 0x10de, kComputes = 0x0302;
+    if (options_.sysroot.exists("/proc/driver/nvidia")) return true;
+    return std::ranges::any_of(options_.sysroot.names("/sys/bus/pci/devices"), [&](const std::string& device) {
+      const std::string folder = "/sys/bus/pci/devices/" + device;
+      return options_.sysroot.number(folder + "/vendor") == kNvidia &&
+             options_.sysroot.number(folder + "/class").value_or(0) >> 8 == kComputes;
+    });
   }
 
   void note_xid(const nvml::XidEvent& event, const std::vector<nvml::Device>& devices, double now) {

@@ -54,7 +54,9 @@ struct HealthOptions {
 
 std::vector<std::unique_ptr<Probe>> make_probes(const HealthOptions& options) {
   std::vector<std::unique_ptr<Probe>> probes = make_node_probes(Sysroot(options.sysroot));
-  probes.push_back(make_gpu_probe(options.gpu));
+  GpuProbeOptions gpu = options.gpu;
+  gpu.sysroot = Sysroot(options.sysroot);
+  probes.push_back(make_gpu_probe(gpu));
   if (options.gpu.is_idle) probes.push_back(make_leftover_probe(Sysroot(options.sysroot)));
   return probes;
 }
