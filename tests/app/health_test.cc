@@ -104,6 +104,35 @@ TEST_F(HealthCommands, ADaemonThatStartsAnewContinuesFromTheLastVerdict) {
   EXPECT_EQ(serve_once().level, HealthLevel::kOk);
 }
 
+TEST_F(HealthCommands, AnEntryThatTheLedgerCouldNotTakeIsAddedLater) {
+  fs::create_directories(scratch_ / "ledger");  // a file cannot take this name yet
+  const Process daemon(scratch_,
+                       words("serve", {"--gpus", "8", "--period", "0.05", "--ledger", (scratch_ / "ledger").string()}));
+  daemon.wait_for_output("is bad");
+  daemon.wait_for_output("ledger'");
+  fs::remove(scratch_ / "ledger");
+  for (int i = 0; i < 3000 && !fs::exists(scratch_ / "ledger"); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  daemon.send(SIGTERM);
+  daemon.finish();
+  EXPECT_THAT(read_text_file(scratch_ / "ledger"), HasSubstr("gpuMissing"));
+}
+
+TEST_F(HealthCommands, EachProbeThatCannotLookIsToldOnce) {
+  const fs::path driver = root_ / "proc/driver/nvidia";
+  fs::create_directories(driver);
+  fs::remove(root_ / "dev/kmsg");
+  const Process daemon(scratch_, words("serve", {"--period", "0.05"}));
+  daemon.wait_for_output("cannot look: kernel log");
+  daemon.wait_for_output("cannot look: gpu");
+  fs::remove(driver);
+  daemon.wait_for_output("can look again: gpu");
+  daemon.send(SIGTERM);
+  const std::string output = daemon.finish().output;
+  EXPECT_EQ(output.find("cannot look: kernel log"), output.rfind("cannot look: kernel log"));
+}
+
 // The verdicts lie in memory. The ledger must be there after a boot.
 TEST_F(HealthCommands, TheLedgersDefaultPlaceOutlivesABoot) {
   const std::string help = Process(scratch_, {"health", "serve", "--help"}).finish().output;

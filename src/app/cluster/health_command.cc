@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <set>
 #include <thread>
@@ -215,16 +216,19 @@ class Daemon {
   void poll() {
     const bool has_passed = take_active_check();
     std::vector<Finding> findings = active_findings_;
-    std::set<std::string> failures;
+    std::map<std::string, std::string> failures;  // by probe
     const std::vector<ProbeRunner::Outcome> outcomes = runner_.look(clock_.seconds(), has_passed);
     for (const ProbeRunner::Outcome& outcome : outcomes) {
       findings.insert(findings.end(), outcome.result.findings.begin(), outcome.result.findings.end());
-      if (!outcome.failure.empty()) failures.insert(fmt::format("{}: {}", outcome.probe, outcome.failure));
+      if (!outcome.failure.empty()) failures[outcome.probe] = outcome.failure;
     }
-    if (failures.size() != failures_.size()) {
-      for (const std::string& failure : failures) spdlog::warn("a probe cannot look: {}", failure);
-      failures_ = std::move(failures);
+    for (const auto& [probe, failure] : failures) {
+      if (!failures_.contains(probe)) spdlog::warn("a probe cannot look: {}: {}", probe, failure);
     }
+    for (const auto& [probe, failure] : failures_) {
+      if (!failures.contains(probe)) spdlog::info("the probe can look again: {}", probe);
+    }
+    failures_ = std::move(failures);
     NodeVerdict verdict = judge_.judge(findings, unix_time());
     verdict.boot_id = boot_id_;
     if (verdict.level != level_) {
@@ -299,7 +303,7 @@ class Daemon {
   std::optional<MetricsServer> server_;
   Stopwatch clock_;
   HealthLevel level_ = HealthLevel::kOk;
-  std::set<std::string> failures_;
+  std::map<std::string, std::string> failures_;  // of the last poll, by probe
   double active_check_ = unix_time();  // of the last check that was read; checks before the daemon's start do not count
   std::vector<Finding> active_findings_;  // findings of that check
 };
