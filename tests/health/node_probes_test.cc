@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "base/unix_time.h"
 #include "health/judge.h"
 #include "tests/data/support.h"
 #include "tests/health/findings.h"
@@ -143,6 +144,29 @@ TEST_F(NodeProbes, Memory) {
   EXPECT_THAT(look(*probe), ElementsAre("memoryLow", "memoryUncorrected mc0"));
   probe->forget();
   EXPECT_THAT(look(*probe), ElementsAre("memoryLow"));
+}
+
+TEST_F(NodeProbes, AClockThatNobodySynchronizesAlerts) {
+  static timex state;
+  static int status;
+  const auto read = [](timex* to) {
+    *to = state;
+    return status;
+  };
+  const auto probe = make_clock_probe({}, read);
+  const auto look_at = [&](int the_status, int flags, long most_error) {
+    status = the_status;
+    state = {};
+    state.status = flags;
+    state.maxerror = most_error;  // microseconds
+    now_ = unix_time();           // no jump
+    return names_of(probe->look(now_).findings);
+  };
+  EXPECT_THAT(look_at(TIME_OK, STA_PLL, 1'900'000), IsEmpty());
+  EXPECT_THAT(look_at(TIME_OK, STA_PLL, 2'100'000), ElementsAre("clockOffset"));
+  EXPECT_THAT(look_at(TIME_OK, STA_UNSYNC, 0), ElementsAre("clockOffset"));
+  EXPECT_THAT(look_at(TIME_ERROR, 0, 0), ElementsAre("clockOffset"));
+  EXPECT_THAT(look_at(-1, STA_UNSYNC, 2'100'000), IsEmpty());  // the process may not ask
 }
 
 TEST_F(NodeProbes, KernelLog) {
