@@ -306,6 +306,7 @@ class LeftoverProbe : public Probe {
 
   ProbeResult look(double) override {
     ProbeResult result;
+    read_user_range();
     for (const std::string& pid : sysroot_.names("/proc")) {
       if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
       look_at_process(pid, result.findings);
@@ -315,6 +316,19 @@ class LeftoverProbe : public Probe {
   }
 
  private:
+  /// Reads which numbers people have. Services of systemd and of distributions have others.
+  void read_user_range() {
+    std::istringstream lines(sysroot_.text("/etc/login.defs").value_or(""));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string key;
+      std::int64_t value = 0;
+      if (!(words >> key >> value)) continue;
+      if (key == "UID_MIN") first_user_ = value;
+      if (key == "UID_MAX") last_user_ = value;
+    }
+  }
+
   void look_at_process(const std::string& pid, std::vector<Finding>& findings) {
     const std::string status = sysroot_.text("/proc/" + pid + "/status").value_or("");
     std::string command, state;
@@ -328,11 +342,11 @@ class LeftoverProbe : public Probe {
       if (key == "State:") words >> state;
       if (key == "Uid:") words >> user;
     }
-    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // the usual values of login.defs
-    constexpr std::array<std::string_view, 4> kOfSessions = {"systemd", "(sd-pam)", "sshd", "dbus-daemon"};
+    constexpr std::array<std::string_view, 5> kOfSessions = {"systemd", "(sd-pam)", "sshd", "sshd-session",
+                                                             "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
     const bool is_of_user =
-        user >= kFirstUser && user < kNobody && std::ranges::find(kOfSessions, command) == kOfSessions.end();
+        user >= first_user_ && user <= last_user_ && std::ranges::find(kOfSessions, command) == kOfSessions.end();
     const bool is_of_run = std::ranges::find(kOfRuns, command) != kOfRuns.end() && !is_health_command(pid);
     if (state == "Z" || (!is_of_user && !is_of_run)) return;
     findings.push_back(
@@ -380,6 +394,7 @@ class LeftoverProbe : public Probe {
 
   Sysroot sysroot_;
   NodeLimits limits_;
+  std::int64_t first_user_ = 1000, last_user_ = 60'000;  // if login.defs does not say
 };
 
 class ClockProbe : public Probe {

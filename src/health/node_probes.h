@@ -38,8 +38,9 @@ std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits = {}, int (*rea
 /// Makes the probe of lines in /dev/kmsg about broken hardware. With another sysroot than "/", it is a file that grows.
 std::unique_ptr<Probe> make_kernel_log_probe(const Sysroot& sysroot);
 
-/// Makes the probe of what ended jobs have left on an idle node: processes of users or of Tessera, and files in
-/// /dev/shm. Files that a run keeps there on purpose (/dev/shm/tessera-*) are not leftovers.
+/// Makes the probe of what ended jobs have left on an idle node: processes of users (UID_MIN to UID_MAX of
+/// /etc/login.defs) or of Tessera, and files in /dev/shm. Files that a run keeps there on purpose (/dev/shm/tessera-*)
+/// are not leftovers.
 std::unique_ptr<Probe> make_leftover_probe(const Sysroot& sysroot, const NodeLimits& limits = {});
 
 /// Makes all probes that apply to every node. The one for leftovers applies only to idle nodes.

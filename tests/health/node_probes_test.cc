@@ -220,6 +220,9 @@ TEST_F(NodeProbes, Leftovers) {
   set_process(1, "systemd", 0);
   set_process(20, "sshd", 1000);
   set_process(21, "python3", 65534);
+  set_process(24, "sshd-session", 1000);
+  set_process(25, "slurmrestd", 64030);  // Debian's user slurm
+  set_process(26, "service", 61200);     // a user that systemd made for a service
   set_process(22, "python3", 1000, 'Z');
   set_process(23, "tessera", 0);
   set("proc/23/cmdline", std::string("tessera\0health\0serve\0", 21));
@@ -232,6 +235,9 @@ TEST_F(NodeProbes, Leftovers) {
   set("dev/shm/run7/memory/large", std::string(1000, 'x'));
   EXPECT_THAT(look(*probe),
               ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 30", "leftoverProcess process 31"));
+  set("etc/login.defs", "# users\nUID_MIN 2000\nUID_MAX\t\t64000\n");
+  EXPECT_THAT(look(*probe),
+              ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 26", "leftoverProcess process 31"));
 }
 
 TEST_F(NodeProbes, FilesThatVanishOrHoldNonsenseAreNoFaults) {
