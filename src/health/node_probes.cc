@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -55,9 +57,13 @@ class NetworkProbe : public Probe {
     }
     for (const std::string& part : ports_.missing(ports_there))
       judge_link(ports_, part, false, "gone", result.findings);
+    std::set<std::string> interfaces_there;
     for (const std::string& interface : sysroot_.names("/sys/class/net")) {
+      interfaces_there.insert(interface);
       look_at_interface(interface, fmt::format("/sys/class/net/{}", interface), now, result);
     }
+    for (const std::string& interface : interfaces_.missing(interfaces_there))
+      judge_link(interfaces_, interface, false, "gone", result.findings);
     return result;
   }
 
@@ -110,7 +116,8 @@ class NetworkProbe : public Probe {
   }
 
   void look_at_interface(const std::string& interface, const std::string& folder, double now, ProbeResult& result) {
-    if (!sysroot_.exists(folder + "/device")) return;  // not a card, but a bridge or a container's end
+    if (!sysroot_.exists(folder + "/device")) return;        // not a card, but a bridge or a container's end
+    if (sysroot_.exists(folder + "/device/physfn")) return;  // a card's virtual function, which moves into containers
     const std::optional<std::string> state = sysroot_.text(folder + "/operstate"),
                                      flags = sysroot_.text(folder + "/flags");  // "0x1003"
     if (!state || !flags) return;
@@ -176,13 +183,19 @@ class DiskProbe : public Probe {
   }
 
   void look_at_mounts(std::vector<Finding>& findings) {
-    std::istringstream mounts(sysroot_.text("/proc/mounts").value_or(""));
+    std::ifstream mounts(sysroot_ / "/proc/mounts");  // as long as it is: a node with many containers has many mounts
+    std::map<std::pair<std::string, std::string>, bool> writable;  // by place and device
     for (std::string line; std::getline(mounts, line);) {
       std::istringstream words(line);
       std::string device, place, type, options;
       if (!(words >> device >> place >> type >> options) || !device.starts_with("/dev/")) continue;
-      const bool is_read_only = options == "ro" || options.starts_with("ro,");
-      if (mounts_.has_failed(place, !is_read_only)) {
+      // A device may be mounted twice at a place. If it breaks, both are read-only.
+      bool& is_writable = writable[{place, device}];
+      is_writable = is_writable || !(options == "ro" || options.starts_with("ro,"));
+    }
+    for (const auto& [mount, is_writable] : writable) {
+      const auto& [place, device] = mount;
+      if (mounts_.has_failed(fmt::format("{} {}", device, place), is_writable)) {
         findings.push_back({.signal = "diskReadOnly",
                             .part = place,
                             .evidence = EvidenceKind::kHard,

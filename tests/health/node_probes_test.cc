@@ -99,6 +99,19 @@ TEST_F(NodeProbes, Ethernet) {
   EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
   set("sys/class/net/eth0/flags", "0x1002\n");  // an operator took the interface down
   EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/net/eth0");
+  remove("sys/class/net/veth1");
+  EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
+}
+
+TEST_F(NodeProbes, AVirtualFunctionThatMovesIntoAContainerIsNoFault) {
+  const auto probe = make_network_probe(sysroot_);
+  set("sys/class/net/eth0v1/device/physfn/vendor", "0x15b3\n");
+  set("sys/class/net/eth0v1/flags", "0x1003\n");
+  set("sys/class/net/eth0v1/operstate", "up\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/net/eth0v1");
+  EXPECT_THAT(look(*probe), IsEmpty());
 }
 
 TEST_F(NodeProbes, Disks) {
@@ -112,6 +125,25 @@ TEST_F(NodeProbes, Disks) {
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
   remove("sys/class/nvme/nvme0");
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
+}
+
+TEST_F(NodeProbes, AMountOverAnotherOneIsNoFault) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  const std::string below = "/dev/sda1 /data ext4 rw,relatime 0 0\n";
+  set("proc/mounts", below);
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("proc/mounts", below + "/dev/sr0 /data iso9660 ro,relatime 0 0\n/dev/sda1 /data ext4 ro,relatime 0 0\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+TEST_F(NodeProbes, ALongListOfMountsIsReadWhole) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  std::string containers;
+  for (int i = 0; i < 2000; ++i) containers += fmt::format("overlay /run/containers/{}/rootfs overlay rw 0 0\n", i);
+  set("proc/mounts", containers + "/dev/sda1 /data ext4 rw,relatime 0 0\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("proc/mounts", containers + "/dev/sda1 /data ext4 ro,relatime 0 0\n");
+  EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /data"));
 }
 
 TEST_F(NodeProbes, DiskErrorsAreCountedInHexadecimalToo) {
