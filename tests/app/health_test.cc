@@ -105,18 +105,17 @@ TEST_F(HealthCommands, ADaemonThatStartsAnewContinuesFromTheLastVerdict) {
 }
 
 TEST_F(HealthCommands, AnEntryThatTheLedgerCouldNotTakeIsAddedLater) {
-  fs::create_directories(scratch_ / "ledger");  // a file cannot take this name yet
-  const Process daemon(scratch_,
-                       words("serve", {"--gpus", "8", "--period", "0.05", "--ledger", (scratch_ / "ledger").string()}));
+  const fs::path in_the_way = write_file(scratch_ / "var", ""), ledger = in_the_way / "ledger.jsonl";
+  const Process daemon(scratch_, words("serve", {"--gpus", "8", "--period", "0.05", "--ledger", ledger.string()}));
   daemon.wait_for_output("is bad");
-  daemon.wait_for_output("ledger'");
-  fs::remove(scratch_ / "ledger");
-  for (int i = 0; i < 3000 && !fs::exists(scratch_ / "ledger"); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  daemon.wait_for_output("var' is a file");
+  fs::remove(in_the_way);
+  for (int i = 0; i < 3000 && !fs::exists(ledger); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   daemon.send(SIGTERM);
   daemon.finish();
-  EXPECT_THAT(read_text_file(scratch_ / "ledger"), HasSubstr("gpuMissing"));
+  const std::string entries = read_text_file(ledger);
+  EXPECT_THAT(entries, HasSubstr("gpuMissing"));
+  EXPECT_EQ(std::ranges::count(entries, '\n'), 1);
 }
 
 TEST_F(HealthCommands, EachProbeThatCannotLookIsToldOnce) {
@@ -131,6 +130,19 @@ TEST_F(HealthCommands, EachProbeThatCannotLookIsToldOnce) {
   daemon.send(SIGTERM);
   const std::string output = daemon.finish().output;
   EXPECT_EQ(output.find("cannot look: kernel log"), output.rfind("cannot look: kernel log"));
+}
+
+TEST_F(HealthCommands, NumbersOutOfRangeAreRefused) {
+  using Words = std::vector<std::string>;
+  for (const Words& arguments : {Words{"links", "--slow", "5"}, Words{"links", "--expect-inside", "-3"},
+                                 Words{"links", "--expect-between", "nan"}, Words{"check", "--expect-tflops", "-1"},
+                                 Words{"check", "--expect-copy", "x"}}) {
+    Words command = {"health"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    const Finished finished = Process(scratch_, command).finish();
+    EXPECT_NE(finished.status, 0) << finished.output;
+    EXPECT_THAT(finished.output, HasSubstr(arguments.back() + " is not a number from 0 to "));
+  }
 }
 
 // The verdicts lie in memory. The ledger must be there after a boot.

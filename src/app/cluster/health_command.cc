@@ -398,10 +398,12 @@ void add_health_commands(CLI::App& app, int& status) {
   check_command->add_option("--rates", options->rates,
                             "Folder that all nodes see: what they reach with --active, by which each is judged");
   check_command->add_option("--node", options->node, "The node's name; default: the host's");
-  check_command->add_option(
-      "--expect-tflops", options->active.expected_gemm_tflops,
-      "What the node should reach with --active, in place of its peers' median; below 80 % is bad");
-  check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise");
+  check_command
+      ->add_option("--expect-tflops", options->active.expected_gemm_tflops,
+                   "What the node should reach with --active, in place of its peers' median; below 80 % is bad")
+      ->check(is_number(0.0, 1e6));
+  check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise")
+      ->check(is_number(0.0, 1e6));
   check_command->callback([options, &status] { status = check_node(*options); });
 
   CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");
