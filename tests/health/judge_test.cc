@@ -59,6 +59,8 @@ TEST(Judge, TwoReportsOfOneEventAreOneSignal) {
   Judge judge("n1", {});
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(level(judge, {soft("gpuXid"), soft("kernelXid"), soft("gpuRowRemapPending")}), HealthLevel::kSuspect);
+  }
+  for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(level(judge, {soft("memoryCorrected"), soft("kernelHardwareError")}), HealthLevel::kSuspect);
   }
   level(judge, {soft("kernelXid"), soft("kernelHardwareError")});
