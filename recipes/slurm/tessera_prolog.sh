@@ -1,6 +1,7 @@
 #!/bin/bash
-# Prolog: refuses the job to a node that the daemon calls bad, that multiplies wrongly, or slower than its peers, or on
-# which an earlier job has left something. Remove --idle if jobs share nodes. TESSERA_RATES is a folder that all nodes see.
+# Prolog: refuses the job to a node that the daemon calls bad, that multiplies wrongly or slower than its peers, or on
+# which an earlier job has left something. Remove --idle if jobs share nodes. TESSERA_RATES is a folder that all nodes
+# see.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 program=$(dirname "$0")/tessera.sh  # made by copy_program.sh
 [[ -x $program ]] || program=tessera
