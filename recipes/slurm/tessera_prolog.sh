@@ -1,8 +1,9 @@
 #!/bin/bash
-# Prolog: refuses the job to a node that multiplies wrongly, or slower than its peers, or on which an earlier job has
-# left something. Remove --idle if jobs share nodes. TESSERA_RATES is a folder that all nodes see.
+# Prolog: refuses the job to a node that the daemon calls bad, that multiplies wrongly or slower than its peers, or on
+# which an earlier job has left something. Remove --idle if jobs share nodes. TESSERA_RATES is a folder that all nodes
+# see.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 program=$(dirname "$0")/tessera.sh  # made by copy_program.sh
 [[ -x $program ]] || program=tessera
-exec "$program" health check --active --idle --node "${SLURMD_NODENAME:-$(hostname -s)}" \
+exec "$program" health check --active --idle --before-job --node "${SLURMD_NODENAME:-$(hostname -s)}" \
   ${TESSERA_RATES:+--rates "$TESSERA_RATES"}

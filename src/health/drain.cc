@@ -10,7 +10,8 @@ DrainAction decide(const NodeVerdict& verdict, const SchedulerNode& node, const 
     return node.num_drained >= max_drained ? DrainAction::kLimited : DrainAction::kDrain;
   }
   const bool is_ours = node.is_drained && own_reason && node.reason == *own_reason;
-  return is_ours && verdict.active_check > 0.0 ? DrainAction::kUndrain : DrainAction::kNone;
+  const bool is_well = verdict.level == HealthLevel::kOk && verdict.active_check > 0.0;
+  return is_ours && is_well ? DrainAction::kUndrain : DrainAction::kNone;
 }
 
 }  // namespace tessera

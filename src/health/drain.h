@@ -24,8 +24,8 @@ enum class DrainAction : std::uint8_t {
 };
 
 /// Returns what to do with a node. A bad node is drained unless `max_drained` nodes are drained already. A drained node
-/// is returned only if an active check has passed since then and the reason is ours. `own_reason` is the reason that we
-/// gave, or nullopt if we drained nothing. A node that an operator drained stays drained.
+/// is returned only if an active check has passed since then, the node is ok, and the reason is ours. `own_reason` is
+/// the reason that we gave, or nullopt if we drained nothing. A node that an operator drained stays drained.
 DrainAction decide(const NodeVerdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
                    int max_drained, double unix_now);
 

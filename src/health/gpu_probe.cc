@@ -15,16 +15,10 @@ namespace {
 
 constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kRecoveryAction = 230;
+constexpr const char *kCountName = "gpus", *kCountHelp = "GPUs that NVML counts";
 
-/// XIDs after which NVIDIA's catalog asks to reset the GPU or service the node, and XIDs that a user's program may
-/// cause. All others are soft evidence.
 constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
 constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
-
-EvidenceKind evidence_of_xid(std::uint64_t xid) {
-  if (std::ranges::find(kHardXids, xid) != kHardXids.end()) return EvidenceKind::kHard;
-  return std::ranges::find(kProgramXids, xid) != kProgramXids.end() ? EvidenceKind::kAlert : EvidenceKind::kSoft;
-}
 
 struct Counter {
   unsigned field;
@@ -60,14 +54,17 @@ class GpuProbe : public Probe {
     if (!nvml_ && !open(result)) return result;
     const std::vector<nvml::Device> devices = nvml_->devices();
     const auto count = static_cast<int>(devices.size());
-    result.measurements.push_back({.name = "gpus", .help = "GPUs that NVML counts", .value = 1.0 * count});
+    result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 1.0 * count});
     most_ = std::max({most_, count, options_.expected_gpus});
     if (count < most_) {
       add(result, "gpuMissing", "", EvidenceKind::kHard, count, most_, "",
           fmt::format("{} of {} GPUs are there", count, most_));
     }
     for (std::size_t i = 0; i < devices.size(); ++i) look_at(devices[i], fmt::format("GPU {}", i), now, result);
-    for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, devices);
+    for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, devices, now);
+    std::erase_if(xids_, [&](const auto& item) {
+      return evidence_of_xid(item.first.second) != EvidenceKind::kHard && now - item.second.last > kHoldSeconds;
+    });
     for (std::size_t i = 0; i < devices.size(); ++i) {
       const std::string gpu = fmt::format("GPU {}", i);
       result.measurements.push_back({.name = "gpu_xid_total",
@@ -76,15 +73,20 @@ class GpuProbe : public Probe {
                                      .value = 1.0 * num_xids_[gpu],
                                      .is_counter = true});
     }
-    for (const auto& [key, count_of_xid] : xids_) {
+    for (const auto& [key, seen] : xids_) {
       const auto& [gpu, xid] = key;
       add(result, "gpuXid", gpu, evidence_of_xid(xid), static_cast<double>(xid), 0.0, "",
-          fmt::format("XID {}, {} times", xid, count_of_xid));
+          fmt::format("XID {}, {} times", xid, seen.count));
     }
     return result;
   }
 
  private:
+  struct SeenXid {
+    int count = 0;
+    double last = 0.0;
+  };
+
   static void add(ProbeResult& result, std::string signal, std::string part, EvidenceKind evidence, double value,
                   double limit, std::string unit, std::string detail) {
     result.findings.push_back(
@@ -96,17 +98,34 @@ class GpuProbe : public Probe {
       nvml_.emplace(options_.library);
       return true;
     } catch (const Error& error) {
-      if (options_.expected_gpus == 0) return false;
+      result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 0.0});
+      if (options_.expected_gpus == 0) {
+        require(!has_nvidia(), "the node has NVIDIA's driver or GPUs, but {}", error.what());
+        return false;
+      }
       add(result, "gpuMissing", "", EvidenceKind::kHard, 0.0, options_.expected_gpus, "",
           fmt::format("{} GPUs are expected, but {}", options_.expected_gpus, error.what()));
       return false;
     }
   }
 
-  void note_xid(const nvml::XidEvent& event, const std::vector<nvml::Device>& devices) {
+  /// Returns whether the kernel knows of NVIDIA's driver, or of a GPU without a display (PCI class 0302).
+  bool has_nvidia() const {
+    constexpr std::int64_t kNvidia = 0x10de, kComputes = 0x0302;
+    if (options_.sysroot.exists("/proc/driver/nvidia")) return true;
+    return std::ranges::any_of(options_.sysroot.names("/sys/bus/pci/devices"), [&](const std::string& device) {
+      const std::string folder = "/sys/bus/pci/devices/" + device;
+      return options_.sysroot.number(folder + "/vendor") == kNvidia &&
+             options_.sysroot.number(folder + "/class").value_or(0) >> 8 == kComputes;
+    });
+  }
+
+  void note_xid(const nvml::XidEvent& event, const std::vector<nvml::Device>& devices, double now) {
     const auto found = std::ranges::find(devices, event.device);
     const std::string gpu = found == devices.end() ? "GPU ?" : fmt::format("GPU {}", found - devices.begin());
-    ++xids_[{gpu, event.xid}];
+    SeenXid& seen = xids_[{gpu, event.xid}];
+    ++seen.count;
+    seen.last = now;
     ++num_xids_[gpu];
   }
 
@@ -229,15 +248,20 @@ class GpuProbe : public Probe {
 
   GpuProbeOptions options_;
   std::optional<nvml::Library> nvml_;
-  int most_ = 0;                                               // the most GPUs that were there at one time
-  std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // counts since the last active check, by GPU and XID
-  std::map<std::string, int> num_xids_;                        // counts in all, by GPU
+  int most_ = 0;                                                   // the most GPUs that were there at one time
+  std::map<std::pair<std::string, std::uint64_t>, SeenXid> xids_;  // that are reported, by GPU and XID
+  std::map<std::string, int> num_xids_;                            // counts in all, by GPU
   CounterRises uncorrected_;
   KnownGood links_, fabrics_;
   CounterRates rates_;
 };
 
 }  // namespace
+
+EvidenceKind evidence_of_xid(std::uint64_t xid) {
+  if (std::ranges::find(kHardXids, xid) != kHardXids.end()) return EvidenceKind::kHard;
+  return std::ranges::find(kProgramXids, xid) != kProgramXids.end() ? EvidenceKind::kAlert : EvidenceKind::kSoft;
+}
 
 std::unique_ptr<Probe> make_gpu_probe(const GpuProbeOptions& options) { return std::make_unique<GpuProbe>(options); }
 

@@ -1,10 +1,12 @@
 // Probes NVIDIA GPUs through NVML. A feature that a GPU or a driver does not support is no fault.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "health/probe.h"
+#include "health/readings.h"
 
 namespace tessera {
 
@@ -19,9 +21,15 @@ struct GpuProbeOptions {
   int expected_gpus = 0;  // fewer are a fault, and so is a missing library; 0: as many as there ever were
   bool is_idle = false;   // no job should run, so whatever uses a GPU is left over
   GpuLimits limits = {};
+  Sysroot sysroot = Sysroot();  // tells whether there are GPUs without the library
 };
 
-/// Makes the probe. Without the library, and without expected GPUs, it finds nothing.
+/// Returns how much an XID proves (NVIDIA, "XID catalog"): hard if it asks to reset the GPU or to service the node, an
+/// alert if a user's program may cause it, else soft.
+EvidenceKind evidence_of_xid(std::uint64_t xid);
+
+/// Makes the probe. Without the library, and without expected GPUs, it finds nothing. But it cannot look if the node
+/// has NVIDIA's driver or GPUs for computing.
 std::unique_ptr<Probe> make_gpu_probe(const GpuProbeOptions& options = {});
 
 }  // namespace tessera

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <set>
+#include <ranges>
 #include <sstream>
 
 #include "base/error.h"
@@ -13,11 +13,20 @@
 namespace tessera {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr double kDay = 86400.0;
 constexpr std::size_t kLongestLedger = 1000;
 
 std::string describe(const Finding& finding) {
   return finding.part.empty() ? finding.detail : fmt::format("{}: {}", finding.part, finding.detail);
+}
+
+/// Returns the signal in whose place another one counts, because both report the same event: the driver writes an XID
+/// to NVML and to the kernel's log, and a memory error is in EDAC's counters and in the log.
+std::string event_of(const std::string& signal) {
+  if (signal == "kernelXid" || signal == "gpuRowRemapPending") return "gpuXid";
+  return signal == "kernelHardwareError" ? "memoryCorrected" : signal;
 }
 
 /// Returns the reason for draining a node as one line. Slurm does not limit reasons, but they should stay short.
@@ -34,6 +43,12 @@ std::string reason_of(const Finding& finding, const std::string& more = "") {
 Judge::Judge(std::string node, std::vector<double> past, const JudgeOptions& options)
     : node_(std::move(node)), past_(std::move(past)), options_(options) {}
 
+void Judge::resume(const NodeVerdict& before) {
+  active_check_ = before.active_check;
+  bad_since_ = before.bad_since;
+  reason_ = before.reason;
+}
+
 std::int64_t Judge::recent_times_bad(double unix_now) const {
   const double first = unix_now - options_.lemon_days * kDay;
   return std::ranges::count_if(past_, [&](double time) { return time >= first; });
@@ -42,22 +57,22 @@ std::int64_t Judge::recent_times_bad(double unix_now) const {
 bool Judge::is_lemon(double unix_now) const { return recent_times_bad(unix_now) >= options_.lemon_count; }
 
 std::string Judge::find_reason(const std::vector<Finding>& findings, double unix_now) const {
-  std::set<std::string> soft;
+  std::map<std::string, std::string> soft;  // signals by the event that they report
   const Finding* first = nullptr;
   for (const Finding& finding : findings) {
     if (finding.evidence == EvidenceKind::kAlert) continue;
     if (seen_.at({finding.signal, finding.part}).polls < options_.polls_to_bad) continue;
     if (finding.evidence == EvidenceKind::kHard) return reason_of(finding);
-    soft.insert(finding.signal);
+    soft.try_emplace(event_of(finding.signal), finding.signal);
     if (first == nullptr) first = &finding;
   }
   if (soft.empty()) return {};
   if (is_lemon(unix_now)) {
-    soft.insert(fmt::format("bad {} times in {:g} days", recent_times_bad(unix_now), options_.lemon_days));
+    soft["past"] = fmt::format("bad {} times in {:g} days", recent_times_bad(unix_now), options_.lemon_days);
   }
   if (soft.size() < 2) return {};
-  soft.erase(first->signal);
-  return reason_of(*first, fmt::format("; also {}", fmt::join(soft, ", ")));
+  soft.erase(event_of(first->signal));
+  return reason_of(*first, fmt::format("; also {}", fmt::join(soft | std::views::values, ", ")));
 }
 
 NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
@@ -70,12 +85,12 @@ NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) 
     is_suspect = is_suspect || finding.evidence != EvidenceKind::kAlert;
   }
   seen_ = std::move(now);
-  if (bad_since_ == 0.0) {
-    reason_ = find_reason(findings, unix_now);
-    if (!reason_.empty()) {
-      bad_since_ = unix_now;
-      past_.push_back(unix_now);
-    }
+  const std::string reason = find_reason(findings, unix_now);
+  if (passed_check_ > 0.0) confirm_check(findings, !reason.empty());
+  if (bad_since_ == 0.0 && !reason.empty()) {
+    reason_ = reason;
+    bad_since_ = unix_now;
+    past_.push_back(unix_now);
   }
   NodeVerdict verdict{.node = node_,
                       .time = unix_now,
@@ -92,10 +107,22 @@ NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) 
 }
 
 void Judge::pass_active_check(double unix_time) {
-  active_check_ = unix_time;
+  passed_check_ = unix_time;
+  polls_since_check_ = 0;
+  seen_.clear();
+}
+
+void Judge::confirm_check(const std::vector<Finding>& findings, bool is_bad_again) {
+  if (is_bad_again) {
+    passed_check_ = 0.0;
+    return;
+  }
+  const bool is_hard = std::ranges::count(findings, EvidenceKind::kHard, &Finding::evidence) > 0;
+  polls_since_check_ = is_hard ? 0 : polls_since_check_ + 1;
+  if (polls_since_check_ < options_.polls_to_bad) return;
+  active_check_ = std::exchange(passed_check_, 0.0);
   bad_since_ = 0.0;
   reason_.clear();
-  seen_.clear();
 }
 
 std::vector<double> HealthLedger::read() const {
@@ -122,6 +149,7 @@ void HealthLedger::add(const NodeVerdict& verdict) {
     for (std::string line; std::getline(text, line);) lines.push_back(line);
   }
   if (lines.size() >= kLongestLedger) lines.erase(lines.begin(), lines.end() - (kLongestLedger - 1));
+  create_folder(fs::absolute(path_).parent_path());
   lines.push_back(json_text(
       nlohmann::ordered_json{{"bad_since", verdict.bad_since}, {"node", verdict.node}, {"reason", verdict.reason}}));
   write_whole_file(path_, fmt::format("{}\n", fmt::join(lines, "\n")));

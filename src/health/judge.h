@@ -1,9 +1,10 @@
 // Combines what the probes of a node find, poll after poll, into one verdict.
 //
 // - Hard evidence in two polls in a row makes the node bad. In a single poll it may be a glitch.
-// - Soft evidence makes the node suspect. Two different signals in two polls in a row make it bad. A node that was bad
-//   often before has such a signal.
-// - A bad node stays bad until an active check has passed.
+// - Soft evidence makes the node suspect. Two different signals in two polls in a row make it bad, unless both report
+//   the same event. A node that was bad often before has such a signal.
+// - A bad node stays bad until an active check has passed, and after it two polls in a row have found no hard evidence.
+//   A check that finds the node bad again is void: it does not test links or disks, and these may still be broken.
 #pragma once
 
 #include <map>
@@ -26,11 +27,14 @@ class Judge {
   /// `past` has the Unix times at which the node became bad, from the ledger.
   Judge(std::string node, std::vector<double> past, const JudgeOptions& options = {});
 
+  /// Continues from the last verdict of a daemon that has ended. A node that was bad is still bad.
+  void resume(const NodeVerdict& before);
   /// Judges the node after a poll of all probes. `unix_now` may jump.
   NodeVerdict judge(const std::vector<Finding>& findings, double unix_now);
   /// Returns how often the node became bad, the past included.
   std::size_t times_bad() const { return past_.size(); }
-  /// Records that an active check has passed. Findings before it no longer count.
+  /// Records that an active check has passed. Findings before it no longer count. The next polls decide whether it
+  /// makes the node well.
   void pass_active_check(double unix_time);
 
  private:
@@ -43,12 +47,16 @@ class Judge {
   std::int64_t recent_times_bad(double unix_now) const;
   /// Returns why the findings of this poll make the node bad, or "" if they do not.
   std::string find_reason(const std::vector<Finding>& findings, double unix_now) const;
+  /// Lets this poll decide whether the last active check counts.
+  void confirm_check(const std::vector<Finding>& findings, bool is_bad_again);
 
   std::string node_;
   std::vector<double> past_;
   JudgeOptions options_;
   std::map<std::pair<std::string, std::string>, Seen> seen_;  // by signal and part
   double bad_since_ = 0.0, active_check_ = 0.0;
+  double passed_check_ = 0.0;  // Unix time of a check that passed and does not count yet; 0: none
+  int polls_since_check_ = 0;  // polls in a row without hard evidence
   std::string reason_;
 };
 
@@ -59,7 +67,7 @@ class HealthLedger {
   explicit HealthLedger(std::filesystem::path path) : path_(std::move(path)) {}
   /// Returns the times. It skips damaged lines.
   std::vector<double> read() const;
-  /// Adds the time of the verdict. Throws Error if the file cannot be written.
+  /// Adds the time of the verdict, in a new folder if need be. Throws Error if the file cannot be written.
   void add(const NodeVerdict& verdict);
 
  private:

@@ -3,26 +3,26 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/statvfs.h>
-#include <sys/timex.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/unix_time.h"
+#include "health/gpu_probe.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// How long an event is reported, in seconds.
-constexpr double kHold = 600.0;
 
 /// Adds soft evidence if an error counter of a part rises faster than `limit`.
 void judge_rate(const std::string& signal, const std::string& part, const std::string& counter, double rate,
@@ -57,9 +57,13 @@ class NetworkProbe : public Probe {
     }
     for (const std::string& part : ports_.missing(ports_there))
       judge_link(ports_, part, false, "gone", result.findings);
+    std::set<std::string> interfaces_there;
     for (const std::string& interface : sysroot_.names("/sys/class/net")) {
+      interfaces_there.insert(interface);
       look_at_interface(interface, fmt::format("/sys/class/net/{}", interface), now, result);
     }
+    for (const std::string& interface : interfaces_.missing(interfaces_there))
+      judge_link(interfaces_, interface, false, "gone", result.findings);
     return result;
   }
 
@@ -112,7 +116,8 @@ class NetworkProbe : public Probe {
   }
 
   void look_at_interface(const std::string& interface, const std::string& folder, double now, ProbeResult& result) {
-    if (!sysroot_.exists(folder + "/device")) return;  // not a card, but a bridge or a container's end
+    if (!sysroot_.exists(folder + "/device")) return;        // not a card, but a bridge or a container's end
+    if (sysroot_.exists(folder + "/device/physfn")) return;  // a card's virtual function, which moves into containers
     const std::optional<std::string> state = sysroot_.text(folder + "/operstate"),
                                      flags = sysroot_.text(folder + "/flags");  // "0x1003"
     if (!state || !flags) return;
@@ -178,13 +183,19 @@ class DiskProbe : public Probe {
   }
 
   void look_at_mounts(std::vector<Finding>& findings) {
-    std::istringstream mounts(sysroot_.text("/proc/mounts").value_or(""));
+    std::ifstream mounts(sysroot_ / "/proc/mounts");  // as long as it is: a node with many containers has many mounts
+    std::map<std::pair<std::string, std::string>, bool> writable;  // by place and device
     for (std::string line; std::getline(mounts, line);) {
       std::istringstream words(line);
       std::string device, place, type, options;
       if (!(words >> device >> place >> type >> options) || !device.starts_with("/dev/")) continue;
-      const bool is_read_only = options == "ro" || options.starts_with("ro,");
-      if (mounts_.has_failed(place, !is_read_only)) {
+      // A device may be mounted twice at a place. If it breaks, both are read-only.
+      bool& is_writable = writable[{place, device}];
+      is_writable = is_writable || !(options == "ro" || options.starts_with("ro,"));
+    }
+    for (const auto& [mount, is_writable] : writable) {
+      const auto& [place, device] = mount;
+      if (mounts_.has_failed(fmt::format("{} {}", device, place), is_writable)) {
         findings.push_back({.signal = "diskReadOnly",
                             .part = place,
                             .evidence = EvidenceKind::kHard,
@@ -308,6 +319,7 @@ class LeftoverProbe : public Probe {
 
   ProbeResult look(double) override {
     ProbeResult result;
+    read_user_range();
     for (const std::string& pid : sysroot_.names("/proc")) {
       if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
       look_at_process(pid, result.findings);
@@ -317,6 +329,19 @@ class LeftoverProbe : public Probe {
   }
 
  private:
+  /// Reads which numbers people have. Services of systemd and of distributions have others.
+  void read_user_range() {
+    std::istringstream lines(sysroot_.text("/etc/login.defs").value_or(""));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string key;
+      std::int64_t value = 0;
+      if (!(words >> key >> value)) continue;
+      if (key == "UID_MIN") first_user_ = value;
+      if (key == "UID_MAX") last_user_ = value;
+    }
+  }
+
   void look_at_process(const std::string& pid, std::vector<Finding>& findings) {
     const std::string status = sysroot_.text("/proc/" + pid + "/status").value_or("");
     std::string command, state;
@@ -330,11 +355,11 @@ class LeftoverProbe : public Probe {
       if (key == "State:") words >> state;
       if (key == "Uid:") words >> user;
     }
-    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // the usual values of login.defs
-    constexpr std::array<std::string_view, 4> kOfSessions = {"systemd", "(sd-pam)", "sshd", "dbus-daemon"};
+    constexpr std::array<std::string_view, 5> kOfSessions = {"systemd", "(sd-pam)", "sshd", "sshd-session",
+                                                             "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
     const bool is_of_user =
-        user >= kFirstUser && user < kNobody && std::ranges::find(kOfSessions, command) == kOfSessions.end();
+        user >= first_user_ && user <= last_user_ && std::ranges::find(kOfSessions, command) == kOfSessions.end();
     const bool is_of_run = std::ranges::find(kOfRuns, command) != kOfRuns.end() && !is_health_command(pid);
     if (state == "Z" || (!is_of_user && !is_of_run)) return;
     findings.push_back(
@@ -382,29 +407,35 @@ class LeftoverProbe : public Probe {
 
   Sysroot sysroot_;
   NodeLimits limits_;
+  std::int64_t first_user_ = 1000, last_user_ = 60'000;  // if login.defs does not say
 };
 
 class ClockProbe : public Probe {
  public:
-  explicit ClockProbe(const NodeLimits& limits) : limits_(limits) {}
+  ClockProbe(const NodeLimits& limits, int (*read_clock)(timex*)) : limits_(limits), read_clock_(read_clock) {}
 
   std::string_view name() const override { return "clock"; }
 
   ProbeResult look(double now) override {
     ProbeResult result;
     timex state{};
-    if (::adjtimex(&state) >= 0) {
+    if (const int status = read_clock_(&state); status >= 0) {
       const double unit = (state.status & STA_NANO) != 0 ? 1e-9 : 1e-6,
                    offset = static_cast<double>(state.offset) * unit;
       result.measurements.push_back(
           {.name = "clock_offset_seconds", .help = "Offset of the clock, as the kernel knows it", .value = offset});
-      if (std::abs(offset) > limits_.clock_offset_seconds) {
-        result.findings.push_back({.signal = "clockOffset",
-                                   .evidence = EvidenceKind::kAlert,
-                                   .value = offset,
-                                   .limit = limits_.clock_offset_seconds,
-                                   .unit = "s",
-                                   .detail = fmt::format("the clock is off by {:.3f} s", offset)});
+      // The kernel limits `offset` to 0.5 s, so a large one shows only in the largest error that it estimates.
+      const double most = 1e-6 * static_cast<double>(state.maxerror);
+      const bool is_free = status == TIME_ERROR || (state.status & STA_UNSYNC) != 0;
+      if (is_free || most > limits_.clock_error_seconds) {
+        result.findings.push_back(
+            {.signal = "clockOffset",
+             .evidence = EvidenceKind::kAlert,
+             .value = most,
+             .limit = limits_.clock_error_seconds,
+             .unit = "s",
+             .detail = is_free ? "nobody synchronizes the clock, as the kernel knows (chrony needs rtcsync)"
+                               : fmt::format("the clock may be off by {:.3f} s", most)});
       }
     }
     const double difference = unix_time() - now;
@@ -422,13 +453,14 @@ class ClockProbe : public Probe {
 
  private:
   NodeLimits limits_;
+  int (*read_clock_)(timex*);
   std::optional<double> difference_;  // between the time of day and a monotonic clock
 };
 
 class KernelLogProbe : public Probe {
  public:
   explicit KernelLogProbe(const Sysroot& sysroot)
-      : descriptor_(::open((sysroot / "/dev/kmsg").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)), held_(kHold) {
+      : descriptor_(::open((sysroot / "/dev/kmsg").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
     if (descriptor_ >= 0) ::lseek(descriptor_, 0, SEEK_END);
   }
   ~KernelLogProbe() override {
@@ -478,13 +510,34 @@ class KernelLogProbe : public Probe {
     const std::string_view message = line.substr(line.find(';') + 1);  // the whole line if there is no ';'
     for (const Pattern& pattern : kPatterns) {
       if (message.find(pattern.text) == message.npos) continue;
+      if (pattern.signal == "kernelHardwareError" && is_corrected(message)) return;
       constexpr std::size_t kShown = 160;
+      const std::uint64_t xid = pattern.signal == "kernelXid" ? xid_of(message) : 0;
+      // The XIDs that follow a fatal one must not take its place.
       held_.add({.signal = std::string(pattern.signal),
-                 .evidence = pattern.evidence,
+                 .part = xid == 0 ? "" : fmt::format("XID {}", xid),
+                 .evidence = xid == 0 ? pattern.evidence : evidence_of_xid(xid),
                  .detail = fmt::format("the kernel said: {}", message.substr(0, kShown))},
                 now);
       return;
     }
+  }
+
+  /// Returns the XID of "NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus", or 0 if there is none.
+  static std::uint64_t xid_of(std::string_view message) {
+    constexpr std::string_view kBeforeNumber = "): ";
+    const std::size_t at = message.find(kBeforeNumber, message.find("NVRM: Xid"));
+    std::uint64_t xid = 0;
+    if (at != message.npos) {
+      std::from_chars(message.data() + at + kBeforeNumber.size(), message.data() + message.size(), xid);
+    }
+    return xid;
+  }
+
+  /// Returns whether a line about the hardware says that an error was corrected. The rate of these errors counts, as
+  /// EDAC has it.
+  static bool is_corrected(std::string_view message) {
+    return message.find("orrected") != message.npos && message.find("ncorrected") == message.npos;
   }
 
   int descriptor_;
@@ -503,7 +556,9 @@ std::unique_ptr<Probe> make_disk_probe(const Sysroot& sysroot, std::vector<fs::p
 std::unique_ptr<Probe> make_memory_probe(const Sysroot& sysroot, const NodeLimits& limits) {
   return std::make_unique<MemoryProbe>(sysroot, limits);
 }
-std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits) { return std::make_unique<ClockProbe>(limits); }
+std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits, int (*read_clock)(timex*)) {
+  return std::make_unique<ClockProbe>(limits, read_clock);
+}
 std::unique_ptr<Probe> make_kernel_log_probe(const Sysroot& sysroot) {
   return std::make_unique<KernelLogProbe>(sysroot);
 }

@@ -1,6 +1,8 @@
 // Probes of what every node has: network, disks, memory, clock and the kernel's log. health/gpu_probe.h probes GPUs.
 #pragma once
 
+#include <sys/timex.h>
+
 #include <filesystem>
 #include <memory>
 #include <vector>
@@ -17,7 +19,9 @@ struct NodeLimits {
   double disk_errors_per_minute = 1.0;
   double free_share = 0.02;  // free part of a file system, of its files, and of memory
   double corrected_memory_errors_per_minute = 1.0;
-  double clock_offset_seconds = 0.5;  // offset by the kernel's estimate
+  /// Most by which the clock may be off, by the kernel's estimate. It grows by 1 s between two looks of
+  /// systemd-timesyncd, which may be 2048 s apart.
+  double clock_error_seconds = 2.0;
   double clock_jump_seconds = 1.0;
   double leftover_bytes = 1e9;  // size of the files in /dev/shm of an idle node
 };
@@ -29,13 +33,14 @@ std::unique_ptr<Probe> make_disk_probe(const Sysroot& sysroot, std::vector<std::
                                        const NodeLimits& limits = {});
 /// Makes the probe of EDAC counters, available memory, and processes that were killed because memory ran out.
 std::unique_ptr<Probe> make_memory_probe(const Sysroot& sysroot, const NodeLimits& limits = {});
-/// Makes the probe of the clock: whether it is synchronized, and whether it jumps (adjtimex).
-std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits = {});
+/// Makes the probe of the clock: whether it is synchronized, and whether it jumps. `read_clock` is adjtimex(2).
+std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits = {}, int (*read_clock)(timex*) = ::adjtimex);
 /// Makes the probe of lines in /dev/kmsg about broken hardware. With another sysroot than "/", it is a file that grows.
 std::unique_ptr<Probe> make_kernel_log_probe(const Sysroot& sysroot);
 
-/// Makes the probe of what ended jobs have left on an idle node: processes of users or of Tessera, and files in
-/// /dev/shm. Files that a run keeps there on purpose (/dev/shm/tessera-*) are not leftovers.
+/// Makes the probe of what ended jobs have left on an idle node: processes of users (UID_MIN to UID_MAX of
+/// /etc/login.defs) or of Tessera, and files in /dev/shm. Files that a run keeps there on purpose (/dev/shm/tessera-*)
+/// are not leftovers.
 std::unique_ptr<Probe> make_leftover_probe(const Sysroot& sysroot, const NodeLimits& limits = {});
 
 /// Makes all probes that apply to every node. The one for leftovers applies only to idle nodes.

@@ -78,7 +78,7 @@ void HeldEvents::add(Finding finding, double now) {
 }
 
 void HeldEvents::append_to(std::vector<Finding>& findings, double now) {
-  std::erase_if(events_, [&](const auto& event) { return now - event.second.second > seconds_; });
+  std::erase_if(events_, [&](const auto& event) { return now - event.second.second > kHoldSeconds; });
   for (const auto& [key, event] : events_) findings.push_back(event.first);
 }
 

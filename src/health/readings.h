@@ -16,6 +16,9 @@
 
 namespace tessera {
 
+/// How long an event is reported, in seconds.
+inline constexpr double kHoldSeconds = 600.0;
+
 /// Reads the files of /proc and /sys, or of a folder that replaces them. Any of them may vanish, be empty or hold
 /// nonsense at any time.
 class Sysroot {
@@ -75,17 +78,15 @@ class KnownGood {
   std::set<std::string> parts_;
 };
 
-/// Holds events for a while, so that two polls see them.
+/// Holds events for kHoldSeconds, so that two polls see them.
 class HeldEvents {
  public:
-  explicit HeldEvents(double seconds) : seconds_(seconds) {}
   /// Adds an event. It replaces an earlier one of the same signal and part.
   void add(Finding finding, double now);
   void append_to(std::vector<Finding>& findings, double now);
   void clear() { events_.clear(); }
 
  private:
-  double seconds_;
   std::map<std::pair<std::string, std::string>, std::pair<Finding, double>> events_;
 };
 

@@ -59,7 +59,8 @@ nlohmann::ordered_json to_json(const NodeVerdict& verdict) {
   }
   return {{"format", kVerdictFormat},       {"version", kVerdictVersion},           {"node", verdict.node},
           {"time", verdict.time},           {"level", name_of(verdict.level)},      {"reason", verdict.reason},
-          {"bad_since", verdict.bad_since}, {"active_check", verdict.active_check}, {"findings", std::move(items)}};
+          {"bad_since", verdict.bad_since}, {"active_check", verdict.active_check}, {"boot_id", verdict.boot_id},
+          {"findings", std::move(items)}};
 }
 
 void write_verdict(const fs::path& folder, const NodeVerdict& verdict) {
@@ -75,7 +76,8 @@ std::optional<NodeVerdict> read_verdict(const fs::path& folder) {
                       .level = static_cast<HealthLevel>(index_of(kLevels, fields, "level")),
                       .reason = fields.text("reason"),
                       .bad_since = fields.number("bad_since"),
-                      .active_check = fields.number("active_check")};
+                      .active_check = fields.number("active_check"),
+                      .boot_id = fields.find("boot_id") == nullptr ? "" : fields.text("boot_id")};
   for (const nlohmann::json& item : fields.array("findings")) {
     const JsonFields finding(item, fields.place_of("findings"));
     verdict.items.push_back({finding_from_json(finding), finding.number("since")});

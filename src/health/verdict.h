@@ -4,6 +4,7 @@
 //   <folder>/verdict.json:
 //   {"format": "tessera-health-verdict", "version": 1, "node": "n1", "time": 1764000000.0, "level": "bad",
 //    "reason": "[node_problem] gpuXid: GPU 3: ...", "bad_since": 1763999990.0, "active_check": 0.0,
+//    "boot_id": "8f1c...",
 //    "findings": [{"signal": "gpuXid", "part": "GPU 3", "evidence": "hard", "value": 79.0, "limit": 0.0, "unit": "",
 //                  "detail": "...", "since": 1763999985.0}]}
 #pragma once
@@ -39,7 +40,8 @@ struct NodeVerdict {
   /// node is not bad.
   std::string reason = {};
   double bad_since = 0.0;     // Unix time; 0: it is not bad
-  double active_check = 0.0;  // Unix time of the last active check that passed; 0: none since the daemon began
+  double active_check = 0.0;  // Unix time of the last active check that made the node well; 0: none yet
+  std::string boot_id = {};   // what the kernel calls the machine's boot; empty: unknown
   std::vector<Item> items = {};
 
   /// Returns whether the verdict is recent. An older one says nothing about the node.
@@ -62,7 +64,7 @@ void write_verdict(const std::filesystem::path& folder, const NodeVerdict& verdi
 std::optional<NodeVerdict> read_verdict(const std::filesystem::path& folder);
 
 /// Writes what an active check (health/active_check.h) of the node has found to <folder>/active_check.json. The daemon
-/// calls a bad node well only after a check that found nothing.
+/// calls a bad node well only after a check that found nothing, if its probes find no fault after it either.
 void write_active_check(const std::filesystem::path& folder, double unix_time, const std::vector<Finding>& findings);
 struct ActiveCheckResult {
   double time = 0.0;

@@ -107,8 +107,17 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    start_monitors();
-    choose_nodes();
+    try {
+      start_monitors();
+      choose_nodes();
+    } catch (const Error&) {
+      // A launch that goes on with a run leaves the run's name, and the copies in memory, to the next launch.
+      if (state().attempt == 0) {
+        exit_status_ = static_cast<int>(ExitStatus::kWrongInput);
+        finish("stopped");
+      }
+      throw;
+    }
     nodes_.keep_monitors(true);
     requests_.emplace(dump_folder());
     while (true) {

@@ -80,7 +80,9 @@ void require_one_address(const std::string& address) {
 
 struct MetricsServer::State {
   State(const std::string& address, std::string name_prefix)
-      : prefix(std::move(name_prefix)), exposer({"listening_ports", address, "num_threads", "2"}) {
+      : prefix(std::move(name_prefix)),
+        // A connection that asks nothing occupies a thread until the timeout.
+        exposer({"listening_ports", address, "num_threads", "4", "request_timeout_ms", "2000"}) {
     exposer.RegisterCollectable(snapshot);
   }
 
@@ -105,19 +107,23 @@ MetricsServer::~MetricsServer() = default;
 int MetricsServer::port() const { return state_->exposer.GetListeningPorts().front(); }
 
 void MetricsServer::publish(const std::vector<Measurement>& measurements) {
-  std::map<std::string, prometheus::MetricFamily> by_name;
-  for (const Measurement& measurement : measurements) {
-    prometheus::MetricFamily& family = by_name[measurement.name];
-    family.name = state_->prefix + measurement.name;
-    family.help = measurement.help;
-    family.type = measurement.is_counter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
-    prometheus::ClientMetric metric;
-    for (const auto& [label, value] : measurement.labels) metric.label.push_back({label, value});
-    metric.counter.value = metric.gauge.value = measurement.value;
-    family.metric.push_back(std::move(metric));
-  }
+  // Prometheus refuses a scrape that has a series twice. Two findings may have the same labels, such as two XIDs of a
+  // GPU.
+  std::map<std::string, std::map<std::map<std::string, std::string>, const Measurement*>> series;  // by name and labels
+  for (const Measurement& measurement : measurements) series[measurement.name][measurement.labels] = &measurement;
   Families families;
-  for (auto& [name, family] : by_name) families.push_back(std::move(family));
+  for (const auto& [name, by_labels] : series) {
+    const Measurement& any = *by_labels.begin()->second;
+    prometheus::MetricFamily& family = families.emplace_back();
+    family.name = state_->prefix + name;
+    family.help = any.help;
+    family.type = any.is_counter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
+    for (const auto& [labels, measurement] : by_labels) {
+      prometheus::ClientMetric& metric = family.metric.emplace_back();
+      for (const auto& [label, value] : labels) metric.label.push_back({label, value});
+      metric.counter.value = metric.gauge.value = measurement->value;
+    }
+  }
   state_->snapshot->set(std::move(families));
 }
 

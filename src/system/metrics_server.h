@@ -20,7 +20,8 @@ class MetricsServer {
   MetricsServer& operator=(const MetricsServer&) = delete;
 
   int port() const;
-  /// Replaces all measurements at once, so that no answer mixes old and new ones. It does not wait for readers.
+  /// Replaces all measurements at once, so that no answer mixes old and new ones. It does not wait for readers. Of two
+  /// measurements with the same name and labels, the last one counts.
   void publish(const std::vector<Measurement>& measurements);
 
  private:

@@ -132,6 +132,27 @@ TEST_F(LaunchMistakes, WithSlurmAreTold) {
   expect_refused({{"scontrol fails", {}, {"'scontrol show hostnames", "failed", "Invalid hostlist"}, job}});
 }
 
+TEST_F(LaunchMistakes, TheDoctorTellsOfHostsThatDoNotAnswer) {
+  const Words launcher = {"/usr/bin/env", in_scratch("PATH=FOLDER/bin:/usr/bin:/bin")};
+  const Finished finished =
+      Process(scratch_, {"doctor", "--cluster", "--hosts=none"}, RLIM_INFINITY, launcher).finish();
+  EXPECT_EQ(finished.status, 1) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("bad   engine hosts: 0 of 1 nodes answer"));
+}
+
+TEST_F(LaunchMistakes, TheDoctorLeavesNothingInAFolderIfItCannotWriteAnother) {
+  fs::create_directories(scratch_ / "shared");
+  const Words launcher = {"/usr/bin/env", in_scratch("PATH=FOLDER/bin:/usr/bin:/bin")};
+  const Finished finished = Process(scratch_,
+                                    {"doctor", "--cluster", "--hosts=none", in_scratch("--folder=FOLDER/shared"),
+                                     in_scratch("--folder=FOLDER/nowhere")},
+                                    RLIM_INFINITY, launcher)
+                                .finish();
+  EXPECT_NE(finished.status, 0);
+  EXPECT_THAT(finished.output, HasSubstr("nowhere"));
+  EXPECT_TRUE(fs::is_empty(scratch_ / "shared"));
+}
+
 TEST_F(LaunchMistakes, TwoLaunchersOfOneRunAreTold) {
   const Process first = start({"--hosts=late"});
   for (int i = 0; i < 1000 && !fs::exists(scratch_ / "outputs" / "launch.json"); ++i) {

@@ -31,8 +31,9 @@ class Daemons:
             self.write(node, "dev/kmsg", "")
             self.repair(node)
             with open(os.path.join(lab.shared, f"health-{node}.log"), "w") as log:
-                self.processes.append(subprocess.Popen(lab.command(node, *self.tessera(node, "serve", "--period", PERIOD)),
-                                                       stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT))
+                serve = self.tessera(node, "serve", "--period", PERIOD, "--ledger", f"{self.root(node)}/ledger.jsonl")
+                self.processes.append(subprocess.Popen(lab.command(node, *serve), stdin=subprocess.DEVNULL, stdout=log,
+                                                       stderr=subprocess.STDOUT))
 
     def root(self, node):
         return os.path.join(self.lab.shared, f"root-{node}")

@@ -30,6 +30,9 @@ TEST(Drain, OnlyWhatWeDrainedIsReturnedAndOnlyAfterAnActiveCheck) {
   EXPECT_EQ(decide(kChecked, ours, {}, 1, 101.0), DrainAction::kNone);
   EXPECT_EQ(decide(kChecked, {.is_drained = true, .reason = "disk swap"}, kReason, 1, 101.0), DrainAction::kNone);
   EXPECT_EQ(decide({.node = "n1", .time = 100.0}, ours, kReason, 1, 101.0), DrainAction::kNone);
+  NodeVerdict suspect = kChecked;
+  suspect.level = HealthLevel::kSuspect;
+  EXPECT_EQ(decide(suspect, ours, kReason, 1, 101.0), DrainAction::kNone);
   EXPECT_EQ(decide(kChecked, {}, kReason, 1, 101.0), DrainAction::kNone);
 }
 

@@ -9,6 +9,7 @@
 
 #include "health/judge.h"
 #include "tests/data/support.h"
+#include "tests/expect_error.h"
 #include "tests/health/findings.h"
 
 namespace tessera {
@@ -108,6 +109,16 @@ TEST_F(GpuProbe, XidsOfProgramsOnlyAlert) {
   EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 0"));
 }
 
+TEST_F(GpuProbe, AnXidThatIsNotHardIsReportedForTenMinutes) {
+  EXPECT_THAT(look(), IsEmpty());
+  set("count 2\n0 xid 94\n1 xid 79\n");
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 1"));
+  now_ += 590.0;
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 1"));
+  now_ += 10.0;
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 1"));
+}
+
 TEST_F(GpuProbe, ALibraryThatLiesIsNotBelieved) {
   set("count 4000000000\n");
   look();
@@ -116,12 +127,30 @@ TEST_F(GpuProbe, ALibraryThatLiesIsNotBelieved) {
 }
 
 TEST_F(GpuProbe, AMissingLibraryMeansNoGpusUnlessSomeAreExpected) {
-  probe_ = make_gpu_probe({.library = "/nowhere/libnvidia-ml.so.1"});
+  const Sysroot root(scratch_.path());
+  probe_ = make_gpu_probe({.library = "/nowhere/libnvidia-ml.so.1", .sysroot = root});
   EXPECT_THAT(look(), IsEmpty());
+  ASSERT_EQ(result_.measurements.size(), 1u);
+  EXPECT_EQ(result_.measurements.front().name, "gpus");
+  EXPECT_EQ(result_.measurements.front().value, 0.0);
   probe_ = make_gpu_probe({.library = "/nowhere/libnvidia-ml.so.1", .expected_gpus = 8});
   EXPECT_THAT(look(), ElementsAre("gpuMissing"));
   probe_ = make_gpu_probe({.library = NVML_STUB, .expected_gpus = 8});
   EXPECT_THAT(look(), ElementsAre("gpuMissing"));
+}
+
+TEST_F(GpuProbe, AMissingLibraryIsAFailureWhereThereAreGpus) {
+  const std::string gpu = "sys/bus/pci/devices/0000:06:00.0/";
+  const Sysroot root(scratch_.path());
+  probe_ = make_gpu_probe({.library = "/nowhere/libnvidia-ml.so.1", .sysroot = root});
+  data::write_file(scratch_ / (gpu + "vendor"), "0x10de\n");
+  data::write_file(scratch_ / (gpu + "class"), "0x030000\n");  // a card for a display
+  EXPECT_THAT(look(), IsEmpty());
+  data::write_file(scratch_ / (gpu + "class"), "0x030200\n");
+  expect_error([&] { look(); }, {"the node has NVIDIA's driver or GPUs, but", "/nowhere/libnvidia-ml.so.1"});
+  std::filesystem::remove_all(scratch_ / "sys");
+  std::filesystem::create_directories(scratch_ / "proc/driver/nvidia");
+  expect_error([&] { look(); }, {"the node has NVIDIA's driver"});
 }
 
 /// Simulates an hour of polls in which every sensor moves below its limit.

@@ -52,6 +52,22 @@ TEST(Judge, SoftEvidenceNeedsASecondSignal) {
   EXPECT_EQ(verdict.reason, "[node_problem] gpuLinkErrors: GPU 3 link 1: rises; also networkRate");
 }
 
+TEST(Judge, TwoReportsOfOneEventAreOneSignal) {
+  const auto soft = [](const char* signal) {
+    return Finding{.signal = signal, .evidence = EvidenceKind::kSoft, .detail = "seen"};
+  };
+  Judge judge("n1", {});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(level(judge, {soft("gpuXid"), soft("kernelXid"), soft("gpuRowRemapPending")}), HealthLevel::kSuspect);
+  }
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(level(judge, {soft("memoryCorrected"), soft("kernelHardwareError")}), HealthLevel::kSuspect);
+  }
+  level(judge, {soft("kernelXid"), soft("kernelHardwareError")});
+  EXPECT_EQ(judge.judge({soft("kernelXid"), soft("kernelHardwareError")}, 1000.0).reason,
+            "[node_problem] kernelXid: seen; also kernelHardwareError");
+}
+
 TEST(Judge, HeatAloneOnlyAlerts) {
   Judge judge("n1", {});
   for (int i = 0; i < 10; ++i) EXPECT_EQ(level(judge, {kHot}), HealthLevel::kOk);
@@ -77,13 +93,48 @@ TEST(Judge, ABadNodeIsBadUntilAnActiveCheckHasPassed) {
   level(judge, {kXid});
   for (int i = 0; i < 100; ++i) EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
   judge.pass_active_check(2000.0);
-  const NodeVerdict verdict = judge.judge({}, 2001.0);
+  EXPECT_EQ(judge.judge({}, 2001.0).active_check, 0.0);
+  const NodeVerdict verdict = judge.judge({}, 2006.0);
   EXPECT_EQ(verdict.level, HealthLevel::kOk);
   EXPECT_EQ(verdict.active_check, 2000.0);
   EXPECT_EQ(verdict.reason, "");
-  // A fault that is still there makes the node bad again.
+  // A new fault makes the node bad again.
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kSuspect);
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kBad);
+}
+
+// The active check multiplies and copies. It passes on a node whose link is down.
+TEST(Judge, AnActiveCheckThatPassesDoesNotHideAFaultThatIsStillThere) {
+  Judge judge("n1", {});
+  level(judge, {kXid}, 1000.0);
+  const double bad_since = judge.judge({kXid}, 1005.0).bad_since;
+  judge.pass_active_check(2000.0);
+  for (double now = 2000.0; now < 2050.0; now += 5.0) {
+    const NodeVerdict verdict = judge.judge({kXid}, now);
+    EXPECT_EQ(verdict.level, HealthLevel::kBad);
+    EXPECT_EQ(verdict.bad_since, bad_since);
+    EXPECT_EQ(verdict.active_check, 0.0);
+    EXPECT_FALSE(verdict.reason.empty());
+  }
+  EXPECT_EQ(judge.times_bad(), 1u);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(level(judge, {}), HealthLevel::kBad);  // that check is void
+  judge.pass_active_check(3000.0);
+  level(judge, {kXid});  // a glitch only delays the check
+  EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
+  EXPECT_EQ(level(judge, {}), HealthLevel::kOk);
+}
+
+TEST(Judge, ABadNodeIsStillBadForTheNextDaemon) {
+  Judge first("n1", {});
+  level(first, {kXid});
+  const NodeVerdict before = first.judge({kXid}, 1005.0);
+  Judge second("n1", {before.bad_since});
+  second.resume(before);
+  const NodeVerdict after = second.judge({}, 1100.0);
+  EXPECT_EQ(after.level, HealthLevel::kBad);
+  EXPECT_EQ(after.reason, before.reason);
+  EXPECT_EQ(after.bad_since, 1005.0);
+  EXPECT_EQ(second.times_bad(), 1u);
 }
 
 TEST(Judge, AReasonIsOneLine) {
@@ -101,7 +152,8 @@ TEST(VerdictFile, IsReadAsItWasWritten) {
   EXPECT_FALSE(read_verdict(scratch.path()));
   Judge judge("n1", {});
   level(judge, {kXid});
-  const NodeVerdict verdict = judge.judge({kXid, kHot}, 1015.5);
+  NodeVerdict verdict = judge.judge({kXid, kHot}, 1015.5);
+  verdict.boot_id = "8f1c";
   write_verdict(scratch.path(), verdict);
   const std::optional<NodeVerdict> read = read_verdict(scratch.path());
   ASSERT_TRUE(read);
@@ -127,10 +179,10 @@ TEST(VerdictFile, DamageIsAnError) {
 
 TEST(HealthLedger, KeepsTheNewestEntries) {
   const TemporaryFolder scratch;
-  HealthLedger ledger(scratch / "ledger.jsonl");
+  HealthLedger ledger(scratch / "new" / "ledger.jsonl");
   EXPECT_THAT(ledger.read(), ElementsAre());
   for (const double time : {1.0, 2.0}) ledger.add({.node = "n1", .bad_since = time});
-  std::ofstream(scratch / "ledger.jsonl", std::ios::app) << "{\"bad_si\n";  // a crash has cut this line short
+  std::ofstream(scratch / "new" / "ledger.jsonl", std::ios::app) << "{\"bad_si\n";  // a crash has cut this line short
   ledger.add({.node = "n1", .bad_since = 3.0});
   EXPECT_THAT(ledger.read(), ElementsAre(1.0, 2.0, 3.0));
   for (int i = 4; i < 1100; ++i) ledger.add({.node = "n1", .bad_since = static_cast<double>(i)});

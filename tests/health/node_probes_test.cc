@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "base/unix_time.h"
 #include "health/judge.h"
 #include "tests/data/support.h"
 #include "tests/health/findings.h"
@@ -98,6 +99,19 @@ TEST_F(NodeProbes, Ethernet) {
   EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
   set("sys/class/net/eth0/flags", "0x1002\n");  // an operator took the interface down
   EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/net/eth0");
+  remove("sys/class/net/veth1");
+  EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
+}
+
+TEST_F(NodeProbes, AVirtualFunctionThatMovesIntoAContainerIsNoFault) {
+  const auto probe = make_network_probe(sysroot_);
+  set("sys/class/net/eth0v1/device/physfn/vendor", "0x15b3\n");
+  set("sys/class/net/eth0v1/flags", "0x1003\n");
+  set("sys/class/net/eth0v1/operstate", "up\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/net/eth0v1");
+  EXPECT_THAT(look(*probe), IsEmpty());
 }
 
 TEST_F(NodeProbes, Disks) {
@@ -111,6 +125,25 @@ TEST_F(NodeProbes, Disks) {
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
   remove("sys/class/nvme/nvme0");
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
+}
+
+TEST_F(NodeProbes, AMountOverAnotherOneIsNoFault) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  const std::string below = "/dev/sda1 /data ext4 rw,relatime 0 0\n";
+  set("proc/mounts", below);
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("proc/mounts", below + "/dev/sr0 /data iso9660 ro,relatime 0 0\n/dev/sda1 /data ext4 ro,relatime 0 0\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+TEST_F(NodeProbes, ALongListOfMountsIsReadWhole) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  std::string containers;
+  for (int i = 0; i < 2000; ++i) containers += fmt::format("overlay /run/containers/{}/rootfs overlay rw 0 0\n", i);
+  set("proc/mounts", containers + "/dev/sda1 /data ext4 rw,relatime 0 0\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("proc/mounts", containers + "/dev/sda1 /data ext4 ro,relatime 0 0\n");
+  EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /data"));
 }
 
 TEST_F(NodeProbes, DiskErrorsAreCountedInHexadecimalToo) {
@@ -145,6 +178,29 @@ TEST_F(NodeProbes, Memory) {
   EXPECT_THAT(look(*probe), ElementsAre("memoryLow"));
 }
 
+TEST_F(NodeProbes, AClockThatNobodySynchronizesAlerts) {
+  static timex state;
+  static int status;
+  const auto read = [](timex* to) {
+    *to = state;
+    return status;
+  };
+  const auto probe = make_clock_probe({}, read);
+  const auto look_at = [&](int the_status, int flags, long most_error) {
+    status = the_status;
+    state = {};
+    state.status = flags;
+    state.maxerror = most_error;  // microseconds
+    now_ = unix_time();           // no jump
+    return names_of(probe->look(now_).findings);
+  };
+  EXPECT_THAT(look_at(TIME_OK, STA_PLL, 1'900'000), IsEmpty());
+  EXPECT_THAT(look_at(TIME_OK, STA_PLL, 2'100'000), ElementsAre("clockOffset"));
+  EXPECT_THAT(look_at(TIME_OK, STA_UNSYNC, 0), ElementsAre("clockOffset"));
+  EXPECT_THAT(look_at(TIME_ERROR, 0, 0), ElementsAre("clockOffset"));
+  EXPECT_THAT(look_at(-1, STA_UNSYNC, 2'100'000), IsEmpty());  // the process may not ask
+}
+
 TEST_F(NodeProbes, KernelLog) {
   set("dev/kmsg", "6,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, of before the daemon\n");
   const auto probe = make_kernel_log_probe(sysroot_);
@@ -152,11 +208,39 @@ TEST_F(NodeProbes, KernelLog) {
   std::ofstream(root_ / "dev/kmsg", std::ios::app)
       << "6,2,2,-;eth0: link becomes ready\n3,3,3,-;NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus\n"
          "3,4,4,-;EXT4-fs error (device sda1): bad block\n";
-  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));
+  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid XID 79"));
   // Findings stay for some time, so that two polls see them.
-  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));
+  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid XID 79"));
   now_ += 700.0;
   EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+TEST_F(NodeProbes, AnXidInTheKernelLogProvesAsMuchAsThatOfNvml) {
+  set("dev/kmsg", "");
+  const auto probe = make_kernel_log_probe(sysroot_);
+  std::ofstream(root_ / "dev/kmsg", std::ios::app)
+      << "3,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, pid=7, GPU has fallen off the bus.\n"
+         "3,2,2,-;NVRM: Xid (PCI:0000:06:00): 31, pid=7, name=python, MMU Fault\n"
+         "3,3,3,-;NVRM: Xid (PCI:0000:06:00): 94, pid=7, Contained\n3,4,4,-;NVRM: Xid is odd\n";
+  EXPECT_THAT(look(*probe), ElementsAre("kernelXid", "kernelXid XID 31", "kernelXid XID 79", "kernelXid XID 94"));
+  std::map<std::string, EvidenceKind> evidence;
+  for (const Finding& finding : result_.findings) evidence[finding.part] = finding.evidence;
+  EXPECT_EQ(evidence.at("XID 79"), EvidenceKind::kHard);
+  EXPECT_EQ(evidence.at("XID 31"), EvidenceKind::kAlert);
+  EXPECT_EQ(evidence.at("XID 94"), EvidenceKind::kSoft);
+  EXPECT_EQ(evidence.at(""), EvidenceKind::kSoft);
+}
+
+TEST_F(NodeProbes, CorrectedErrorsInTheKernelLogAreNoFinding) {
+  set("dev/kmsg", "");
+  const auto probe = make_kernel_log_probe(sysroot_);
+  std::ofstream log(root_ / "dev/kmsg", std::ios::app);
+  log << "6,1,1,-;{1}[Hardware Error]: It has been corrected by h/w and requires no further action\n"
+         "6,2,2,-;[Hardware Error]: Corrected error, no action required.\n"
+      << std::flush;
+  EXPECT_THAT(look(*probe), IsEmpty());
+  log << "3,3,3,-;[Hardware Error]: Uncorrected, software restartable error.\n" << std::flush;
+  EXPECT_THAT(look(*probe), ElementsAre("kernelHardwareError"));
 }
 
 TEST_F(NodeProbes, Leftovers) {
@@ -168,6 +252,9 @@ TEST_F(NodeProbes, Leftovers) {
   set_process(1, "systemd", 0);
   set_process(20, "sshd", 1000);
   set_process(21, "python3", 65534);
+  set_process(24, "sshd-session", 1000);
+  set_process(25, "slurmrestd", 64030);  // Debian's user slurm
+  set_process(26, "service", 61200);     // a user that systemd made for a service
   set_process(22, "python3", 1000, 'Z');
   set_process(23, "tessera", 0);
   set("proc/23/cmdline", std::string("tessera\0health\0serve\0", 21));
@@ -180,6 +267,9 @@ TEST_F(NodeProbes, Leftovers) {
   set("dev/shm/run7/memory/large", std::string(1000, 'x'));
   EXPECT_THAT(look(*probe),
               ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 30", "leftoverProcess process 31"));
+  set("etc/login.defs", "# users\nUID_MIN 2000\nUID_MAX\t\t64000\n");
+  EXPECT_THAT(look(*probe),
+              ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 26", "leftoverProcess process 31"));
 }
 
 TEST_F(NodeProbes, FilesThatVanishOrHoldNonsenseAreNoFaults) {

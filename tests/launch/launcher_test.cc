@@ -172,6 +172,18 @@ TEST_F(SickNodes, AreLeftOutAtTheStart) {
 TEST_F(SickNodes, TooFewThatAreWellIsAnError) {
   judge(HealthLevel::kBad);
   expect_error([&] { run({.nodes = {"n1"}, .ranks = {"exit 0"}}); }, {"0 of 1 nodes are well", "XID 79"});
+  EXPECT_EQ(read_launch_state(run_)->state, "stopped");
+  EXPECT_EQ(read_launch_state(run_)->exit_status, static_cast<int>(ExitStatus::kWrongInput));
+  EXPECT_FALSE(fs::exists(options_.node_folder.string() + "-n1"));
+}
+
+TEST_F(SickNodes, LeaveTheCopiesInMemoryToTheNextLaunch) {
+  const LaunchState before{.run_id = config_.job.run_id, .attempt = 3, .state = "training"};
+  data::write_file(run_ / kLaunchStateName, to_json(before).dump());
+  judge(HealthLevel::kBad);
+  expect_error([&] { run({.nodes = {"n1"}, .ranks = {"exit 0"}}); }, {"0 of 1 nodes are well"});
+  EXPECT_FALSE(read_launch_state(run_)->has_ended());
+  EXPECT_TRUE(fs::exists(options_.node_folder.string() + "-n1"));
 }
 
 TEST_F(SickNodes, AVerdictThatIsOldSaysNothing) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -22,14 +23,22 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-std::string ask(int port, const std::string& request) {
+/// Returns a socket that is connected to the port of this machine, or -1.
+int connect_to(int port) {
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return socket;
+  ::close(socket);
+  return -1;
+}
+
+std::string ask(int port, const std::string& request) {
+  const int socket = connect_to(port);
   std::string answer;
-  if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+  if (socket >= 0) {
     static_cast<void>(!::write(socket, request.data(), request.size()));
     char part[4096];
     for (ssize_t size = 0; (size = ::read(socket, part, sizeof part)) > 0;) {
@@ -55,6 +64,14 @@ TEST(MetricsServer, AnswersWhatWasPublishedLast) {
   EXPECT_THAT(answer, HasSubstr("tessera_test_errors_total{kind=\"a\"} 3\n"));
   EXPECT_THAT(answer, HasSubstr("tessera_test_errors_total{kind=\"b\"} 0\n"));
   EXPECT_THAT(answer, Not(HasSubstr("tessera_test_old")));
+}
+
+TEST(MetricsServer, ASeriesThatIsPublishedTwiceAppearsOnce) {
+  MetricsServer server("127.0.0.1:0", "tessera_test_");
+  server.publish({{"finding", "", {{"gpu", "0"}}, 1.0}, {"finding", "", {{"gpu", "0"}}, 2.0}});
+  const std::string answer = scrape(server.port());
+  EXPECT_THAT(answer, HasSubstr("tessera_test_finding{gpu=\"0\"} 2\n"));
+  EXPECT_EQ(answer.find("\ntessera_test_finding"), answer.rfind("\ntessera_test_finding"));
 }
 
 TEST(MetricsServer, AnswersNothingElse) {
@@ -90,6 +107,17 @@ TEST(MetricsServer, ManyReadersSeeWholeSnapshots) {
   for (int i = 100; num_read < 50; i = i == 999 ? 100 : i + 1) publish(i);
   ends = true;
   for (std::thread& reader : readers) reader.join();
+}
+
+TEST(MetricsServer, ConnectionsThatAskNothingDoNotSilenceIt) {
+  MetricsServer server("127.0.0.1:0", "tessera_test_");
+  server.publish({{"loss", "", {}, 2.5}});
+  std::vector<int> idle;
+  for (int i = 0; i < 4; ++i) idle.push_back(connect_to(server.port()));
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THAT(scrape(server.port()), HasSubstr("tessera_test_loss 2.5"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  for (const int socket : idle) ::close(socket);
 }
 
 TEST(MetricsServer, AnAddressThatIsTakenIsAnError) {

@@ -53,7 +53,9 @@ NodeFacts ask(const Engine& engine, const std::string& node, const CommandLine& 
 class Tokens {
  public:
   explicit Tokens(const std::vector<fs::path>& folders)
-      : folders_(folders), name_(fmt::format(".tessera-doctor-{}", static_cast<std::int64_t>(1e6 * unix_time()))) {
+      : folders_(folders), name_(fmt::format(".tessera-doctor-{}", static_cast<std::int64_t>(1e6 * unix_time()))) {}
+  /// Writes the files. Throws Error if a folder cannot be written.
+  void write() const {
     for (const fs::path& folder : folders_) write_whole_file(folder / name_, "");
   }
   ~Tokens() {
@@ -97,6 +99,7 @@ int examine_cluster(const ClusterDoctorOptions& options) {
   const std::vector<std::string> nodes = engine->nodes();
   const std::string program = fs::read_symlink("/proc/self/exe").string();
   const Tokens tokens(options.folders);
+  tokens.write();  // after the constructor, so that the destructor removes what was written before an error
   CommandLine question = {program, "doctor", "--node-facts", tokens.name()};
   for (const fs::path& folder : options.folders) question.insert(question.end(), {"--folder", folder.string()});
   std::vector<std::future<NodeFacts>> answers;
@@ -110,7 +113,8 @@ int examine_cluster(const ClusterDoctorOptions& options) {
     if (facts.back().problem.empty()) reached.push_back(facts.back().name);
   }
   bool is_well = true;
-  print("ok", fmt::format("engine {}: {} of {} nodes answer", engine->name(), reached.size(), nodes.size()));
+  print(reached.size() == nodes.size() ? "ok" : "bad",
+        fmt::format("engine {}: {} of {} nodes answer", engine->name(), reached.size(), nodes.size()));
   for (const ClusterFinding& finding : compare_nodes(facts, version())) {
     const bool is_bad = finding.severity == Severity::kBad;
     is_well = is_well && !is_bad;

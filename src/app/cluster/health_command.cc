@@ -1,9 +1,11 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <set>
 #include <thread>
@@ -38,7 +40,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kLedgerName = "ledger.jsonl";
+constexpr const char *kLedgerName = "ledger.jsonl", *kLedgerFolder = "/var/lib/tessera-health";  // outlives a boot
 constexpr const char* kDrainedName = "drained.txt";  // holds the reason for which we drained the node
 constexpr double kProbeLimit = 2.0;
 
@@ -46,14 +48,16 @@ struct HealthOptions {
   std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name(), address, rates;
   GpuProbeOptions gpu;
   double period = 5.0, probe_limit = kProbeLimit;
-  bool is_active = false, as_json = false, for_slurm = false, for_npd = false;
+  bool is_active = false, is_before_job = false, as_json = false, for_slurm = false, for_npd = false;
   ActiveCheckOptions active;
   int max_drained = 1;
 };
 
 std::vector<std::unique_ptr<Probe>> make_probes(const HealthOptions& options) {
   std::vector<std::unique_ptr<Probe>> probes = make_node_probes(Sysroot(options.sysroot));
-  probes.push_back(make_gpu_probe(options.gpu));
+  GpuProbeOptions gpu = options.gpu;
+  gpu.sysroot = Sysroot(options.sysroot);
+  probes.push_back(make_gpu_probe(gpu));
   if (options.gpu.is_idle) probes.push_back(make_leftover_probe(Sysroot(options.sysroot)));
   return probes;
 }
@@ -90,16 +94,49 @@ ProbeResult check_actively(const HealthOptions& options) {
   return result;
 }
 
+/// Returns the daemon's verdict as what a probe finds. The daemon knows what has changed, which one look cannot see.
+ProbeRunner::Outcome ask_daemon(const HealthOptions& options) {
+  ProbeRunner::Outcome outcome{.probe = "daemon"};
+  try {
+    const std::optional<NodeVerdict> verdict = read_verdict(options.folder);
+    require(verdict && verdict->is_fresh(unix_time()), "there is no verdict of the last {:g} s in '{}'",
+            NodeVerdict::kFreshSeconds, options.folder);
+    if (verdict->level == HealthLevel::kOk) return outcome;
+    const bool is_bad = verdict->level == HealthLevel::kBad;
+    std::set<std::string> signals;
+    for (const NodeVerdict::Item& item : verdict->items) signals.insert(item.finding.signal);
+    outcome.result.findings.push_back(
+        {.signal = "verdict",
+         .evidence = is_bad ? EvidenceKind::kHard : EvidenceKind::kSoft,
+         .detail = is_bad ? verdict->reason : fmt::format("{}", fmt::join(signals, ", "))});
+  } catch (const Error& error) {
+    outcome.failure = error.what();
+  }
+  return outcome;
+}
+
+/// Tells the daemon what the active check has found.
+void report_active_check(const HealthOptions& options, const std::vector<Finding>& findings) {
+  // A job that begins is no repair, so its check must not return a bad node, nor forget what happened on another one.
+  if (options.is_before_job && findings.empty()) return;
+  if (!fs::is_directory(options.folder)) return;  // no daemon is there
+  try {
+    write_active_check(options.folder, unix_time(), findings);
+  } catch (const Error& error) {
+    spdlog::warn("the daemon does not learn of this check: {}", error.what());
+  }
+}
+
 /// Runs all probes once, and the active checks if the options ask for them. Returns 1 if something is bad.
 int check_node(const HealthOptions& options) {
   ProbeRunner runner(make_probes(options), options.probe_limit);
   std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);
-  if (options.is_active) {
-    outcomes.push_back({.probe = "active check", .result = check_actively(options)});
-    if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for the result
-      write_active_check(options.folder, unix_time(), outcomes.back().result.findings);
-    }
+  outcomes.push_back(ask_daemon(options));
+  // After a repair the active check decides, because the daemon waits for it.
+  if (options.is_active && !options.is_before_job) {
+    for (Finding& finding : outcomes.back().result.findings) finding.evidence = EvidenceKind::kAlert;
   }
+  if (options.is_active) outcomes.push_back({.probe = "active check", .result = check_actively(options)});
   bool is_bad = false;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   std::string text;
@@ -122,7 +159,8 @@ int check_node(const HealthOptions& options) {
       json.back()["readings"].push_back(std::move(reading));
     }
   }
-  std::cout << (options.as_json ? json_text(json, 2) + "\n" : text);
+  std::cout << (options.as_json ? json_text(json, 2) + "\n" : text) << std::flush;
+  if (options.is_active) report_active_check(options, outcomes.back().result.findings);
   return is_bad ? 1 : 0;
 }
 
@@ -131,9 +169,11 @@ class Daemon {
   explicit Daemon(const HealthOptions& options)
       : options_(options),
         lock_(made_folder(options) / "serve.lock", fmt::format("the folder '{}'", options.folder), {}),
-        ledger_(options.ledger.empty() ? fs::path(options.folder) / kLedgerName : fs::path(options.ledger)),
+        ledger_(ledger_path(options)),
         judge_(options.node, ledger_.read()),
+        boot_id_(Sysroot(options.sysroot).text("/proc/sys/kernel/random/boot_id").value_or("")),
         runner_(make_probes(options), options.probe_limit) {
+    resume();
     if (!options.address.empty()) server_.emplace(options.address, "tessera_node_");
   }
 
@@ -156,27 +196,51 @@ class Daemon {
     return options.folder;
   }
 
+  static fs::path ledger_path(const HealthOptions& options) {
+    if (!options.ledger.empty()) return options.ledger;
+    return fs::path(options.folder == kHealthFolder ? kLedgerFolder : options.folder) / kLedgerName;
+  }
+
+  /// Continues from the last verdict, unless the machine has booted since.
+  void resume() {
+    try {
+      const std::optional<NodeVerdict> before = read_verdict(options_.folder);
+      if (!before || boot_id_.empty() || before->boot_id != boot_id_) return;
+      judge_.resume(*before);
+      bad_since_in_ledger_ = before->bad_since;
+    } catch (const Error& error) {
+      spdlog::warn("what was wrong before is unknown: {}", error.what());
+    }
+  }
+
   void poll() {
     const bool has_passed = take_active_check();
     std::vector<Finding> findings = active_findings_;
-    std::set<std::string> failures;
+    std::map<std::string, std::string> failures;  // by probe
     const std::vector<ProbeRunner::Outcome> outcomes = runner_.look(clock_.seconds(), has_passed);
     for (const ProbeRunner::Outcome& outcome : outcomes) {
       findings.insert(findings.end(), outcome.result.findings.begin(), outcome.result.findings.end());
-      if (!outcome.failure.empty()) failures.insert(fmt::format("{}: {}", outcome.probe, outcome.failure));
+      if (!outcome.failure.empty()) failures[outcome.probe] = outcome.failure;
     }
-    if (failures.size() != failures_.size()) {
-      for (const std::string& failure : failures) spdlog::warn("a probe cannot look: {}", failure);
-      failures_ = std::move(failures);
+    for (const auto& [probe, failure] : failures) {
+      if (!failures_.contains(probe)) spdlog::warn("a probe cannot look: {}: {}", probe, failure);
     }
-    const NodeVerdict verdict = judge_.judge(findings, unix_time());
+    for (const auto& [probe, failure] : failures_) {
+      if (!failures.contains(probe)) spdlog::info("the probe can look again: {}", probe);
+    }
+    failures_ = std::move(failures);
+    NodeVerdict verdict = judge_.judge(findings, unix_time());
+    verdict.boot_id = boot_id_;
     if (verdict.level != level_) {
       spdlog::log(verdict.level == HealthLevel::kOk ? spdlog::level::info : spdlog::level::warn, "{} is {}{}{}",
                   options_.node, name_of(verdict.level), verdict.reason.empty() ? "" : ": ", verdict.reason);
     }
     try {
-      if (verdict.level == HealthLevel::kBad && level_ != HealthLevel::kBad) ledger_.add(verdict);
       write_verdict(options_.folder, verdict);
+      if (verdict.level == HealthLevel::kBad && verdict.bad_since != bad_since_in_ledger_) {
+        ledger_.add(verdict);
+        bad_since_in_ledger_ = verdict.bad_since;
+      }
     } catch (const Error& error) {  // a full disk: the daemon goes on, and tries again
       spdlog::warn("{}", error.what());
     }
@@ -232,12 +296,14 @@ class Daemon {
   const HealthOptions& options_;
   FileLock lock_;
   HealthLedger ledger_;
+  double bad_since_in_ledger_ = 0.0;  // of the last verdict that was added to the ledger
   Judge judge_;
+  std::string boot_id_;
   ProbeRunner runner_;
   std::optional<MetricsServer> server_;
   Stopwatch clock_;
   HealthLevel level_ = HealthLevel::kOk;
-  std::set<std::string> failures_;
+  std::map<std::string, std::string> failures_;  // of the last poll, by probe
   double active_check_ = unix_time();  // of the last check that was read; checks before the daemon's start do not count
   std::vector<Finding> active_findings_;  // findings of that check
 };
@@ -325,15 +391,19 @@ void add_health_commands(CLI::App& app, int& status) {
   check_command->add_flag("--json", options->as_json, "Print JSON, with all readings");
   check_command->add_flag("--active", options->is_active,
                           "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
+  check_command->add_flag("--before-job", options->is_before_job,
+                          "For a Prolog: a bad verdict counts, and a check that passes returns no node");
   check_command->add_flag("--idle", options->gpu.is_idle,
                           "No job runs here: processes of users, and GPU or shared memory that is in use, are bad");
   check_command->add_option("--rates", options->rates,
                             "Folder that all nodes see: what they reach with --active, by which each is judged");
   check_command->add_option("--node", options->node, "The node's name; default: the host's");
-  check_command->add_option(
-      "--expect-tflops", options->active.expected_gemm_tflops,
-      "What the node should reach with --active, in place of its peers' median; below 80 % is bad");
-  check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise");
+  check_command
+      ->add_option("--expect-tflops", options->active.expected_gemm_tflops,
+                   "What the node should reach with --active, in place of its peers' median; below 80 % is bad")
+      ->check(is_number(0.0, 1e6));
+  check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise")
+      ->check(is_number(0.0, 1e6));
   check_command->callback([options, &status] { status = check_node(*options); });
 
   CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");
@@ -341,7 +411,9 @@ void add_health_commands(CLI::App& app, int& status) {
   add_folder_option(*serve, *options);
   serve->add_option("--period", options->period, "Seconds between two looks; default: 5")->check(is_number(0.01, 1e6));
   serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
-  serve->add_option("--ledger", options->ledger, "File with what was wrong before; default: in the folder");
+  serve->add_option("--ledger", options->ledger,
+                    fmt::format("File with what was wrong before; default: {} in {}, or in --folder if that is given",
+                                kLedgerName, kLedgerFolder));
   serve->add_option("--node", options->node, "The node's name; default: the host's");
   serve->callback([options, &status] { status = Daemon(*options).run(); });
 

@@ -17,6 +17,8 @@
 namespace tessera {
 namespace {
 
+constexpr double kMostRate = 1e6;  // GB/s that may be expected
+
 struct LinksOptions {
   std::int64_t mebibytes = 64;
   bool as_json = false;
@@ -104,14 +106,22 @@ void add_health_links_command(CLI::App& health, int& status) {
       ->transform(as_count(1, 4096));
   command->add_option("--repeats", options->check.repeats, "Of each operation; default: 5")
       ->transform(as_count(1, 1000));
-  command->add_option("--slow", options->check.slow_share,
-                      "A link below this share of what is expected is bad; default: 0.8");
-  command->add_option("--expect-inside", options->check.expected_pair_inside,
-                      "GB/s of two ranks of a node; default: most pairs");
-  command->add_option("--expect-between", options->check.expected_pair_between,
-                      "GB/s of two ranks of two nodes; default: most pairs");
-  command->add_option("--expect-all-reduce", options->check.expected_all_reduce, "GB/s of all ranks; default: any");
-  command->add_option("--expect-all-to-all", options->check.expected_all_to_all, "GB/s of a rank; default: any");
+  command
+      ->add_option("--slow", options->check.slow_share,
+                   "A link below this share of what is expected is bad; default: 0.8")
+      ->check(is_number(0.0, 1.0));
+  command
+      ->add_option("--expect-inside", options->check.expected_pair_inside,
+                   "GB/s of two ranks of a node; default: most pairs")
+      ->check(is_number(0.0, kMostRate));
+  command
+      ->add_option("--expect-between", options->check.expected_pair_between,
+                   "GB/s of two ranks of two nodes; default: most pairs")
+      ->check(is_number(0.0, kMostRate));
+  command->add_option("--expect-all-reduce", options->check.expected_all_reduce, "GB/s of all ranks; default: any")
+      ->check(is_number(0.0, kMostRate));
+  command->add_option("--expect-all-to-all", options->check.expected_all_to_all, "GB/s of a rank; default: any")
+      ->check(is_number(0.0, kMostRate));
   command->add_flag("--json", options->as_json, "Print JSON, with the rate of every pair");
   command->callback([options, &status] {
     status =
