@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace tessera {
 namespace {
@@ -26,13 +27,8 @@ bool is_of_storage(int reason) {
   return std::ranges::find(kReasons, reason) != kReasons.end();
 }
 
-[[noreturn]] void fail_system(const std::string& what, int reason) {
-  throw Error(fmt::format("cannot {}: {}", what, std::strerror(reason)),
-              is_of_storage(reason) ? ExitStatus::kStorageFailed : ExitStatus::kWrongInput);
-}
-
 [[noreturn]] void fail_system(const char* action, const std::filesystem::path& path, int reason = errno) {
-  fail_system(fmt::format("{} '{}'", action, path.string()), reason);
+  throw SystemError(fmt::format("{} '{}'", action, path.string()), reason);
 }
 
 void write_fully(int descriptor, std::span<const std::byte> bytes, std::uint64_t offset,
@@ -46,7 +42,23 @@ void write_fully(int descriptor, std::span<const std::byte> bytes, std::uint64_t
   }
 }
 
+/// Deletes a folder that is in nobody's way.
+void remove_or_warn(const std::filesystem::path& path) {
+  try {
+    remove_tree(path);
+  } catch (const Error& error) {
+    spdlog::warn("{}; it was replaced, and can be deleted by hand", error.what());
+  }
+}
+
 }  // namespace
+
+bool is_missing(int reason) { return reason == ENOENT || reason == ENOTDIR; }
+
+SystemError::SystemError(const std::string& what, int reason)
+    : Error(fmt::format("cannot {}: {}", what, std::strerror(reason)),
+            is_of_storage(reason) ? ExitStatus::kStorageFailed : ExitStatus::kWrongInput),
+      reason_(reason) {}
 
 std::uint64_t checksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
@@ -160,45 +172,68 @@ void create_folder(const std::filesystem::path& folder) {
   std::error_code error;
   require(!std::filesystem::is_regular_file(folder, error),
           "'{}' is a file; expected a folder, or a name for a new one", folder.string());
+  std::vector<std::filesystem::path> parents;  // of the folders that are new
+  for (std::filesystem::path path = folder; !path.empty() && !std::filesystem::exists(path, error);) {
+    path = path.parent_path();
+    parents.push_back(path);
+  }
   std::filesystem::create_directories(folder, error);
   if (error) fail_system("create the folder", folder, error.value());
+  for (const std::filesystem::path& parent : parents) sync_directory(parent);
+}
+
+bool path_exists(const std::filesystem::path& path) {
+  std::error_code error;
+  const bool exists = std::filesystem::exists(path, error);
+  if (error) fail_system("look for", path, error.value());
+  return exists;
+}
+
+std::vector<std::filesystem::directory_entry> entries_of(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::directory_entry> entries;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) entries.push_back(*entry);
+  if (error && !is_missing(error.value())) fail_system("read the folder", folder, error.value());
+  return entries;
+}
+
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to) {
+  std::error_code error;
+  std::filesystem::rename(from, to, error);
+  if (error) throw SystemError(fmt::format("rename '{}' to '{}'", from.string(), to.string()), error.value());
+}
+
+void remove_tree(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (error) fail_system("delete", path, error.value());
 }
 
 void replace_folder(const std::filesystem::path& whole, const std::filesystem::path& target) {
-  namespace fs = std::filesystem;
-  const auto rename = [](const fs::path& from, const fs::path& to) {
-    std::error_code error;
-    fs::rename(from, to, error);
-    if (error) fail_system(fmt::format("rename '{}' to '{}'", from.string(), to.string()), error.value());
-  };
-  const auto remove = [](const fs::path& path) {
-    std::error_code error;
-    fs::remove_all(path, error);
-    if (error) fail_system("delete", path, error.value());
-  };
   // RENAME_EXCHANGE swaps the two names in one step.
   if (::renameat2(AT_FDCWD, whole.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
     sync_directory(target.parent_path());
-    remove(whole);
+    remove_or_warn(whole);
     return;
   }
-  if (!fs::exists(target)) {
-    rename(whole, target);
+  if (!path_exists(target)) {
+    rename_path(whole, target);
     sync_directory(target.parent_path());
     return;
   }
-  const fs::path replaced = target.string() + kReplacedSuffix;
-  remove(replaced);
-  rename(target, replaced);
+  const std::filesystem::path replaced = target.string() + kReplacedSuffix;
+  remove_tree(replaced);
+  rename_path(target, replaced);
   try {
-    rename(whole, target);
+    rename_path(whole, target);
   } catch (...) {
     std::error_code ignored;  // the first failure is the one to report
-    fs::rename(replaced, target, ignored);
+    std::filesystem::rename(replaced, target, ignored);
     throw;
   }
   sync_directory(target.parent_path());
-  remove(replaced);
+  remove_or_warn(replaced);
 }
 
 }  // namespace tessera

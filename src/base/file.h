@@ -9,6 +9,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "base/error.h"
 
 namespace tessera {
 
@@ -27,6 +30,20 @@ class Checksum {
 
  private:
   void* state_;
+};
+
+/// Returns whether an error code of the system says that there is no such file, or no such folder above it.
+bool is_missing(int reason);
+
+/// Is thrown if the system refuses a call on a file, for the reason of this error code. The message is "cannot `what`"
+/// and the reason's text.
+class SystemError : public Error {
+ public:
+  SystemError(const std::string& what, int reason);
+  int reason() const { return reason_; }
+
+ private:
+  int reason_;
 };
 
 std::string read_text_file(const std::filesystem::path& path);
@@ -83,11 +100,23 @@ void sync_directory(const std::filesystem::path& directory);
 /// Creates a folder and every missing folder above it.
 void create_folder(const std::filesystem::path& folder);
 
+/// Returns whether `path` names something. Throws Error if the system cannot tell.
+bool path_exists(const std::filesystem::path& path);
+
+/// Returns the entries of a folder, in any order. Returns none if there is no such folder.
+std::vector<std::filesystem::directory_entry> entries_of(const std::filesystem::path& folder);
+
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Deletes a file, or a folder with all that is in it, if it is there.
+void remove_tree(const std::filesystem::path& path);
+
 /// The suffix of the old folder's name while replace_folder works on a file system that cannot exchange two names.
 inline constexpr const char* kReplacedSuffix = ".replaced";
 
-/// Renames the folder `whole` to `target`, durably, and removes the folder that had that name, if there was one. If it
-/// throws Error, `target` is unchanged.
+/// Renames the folder `whole` to `target`, durably, and removes the folder that had that name, if there was one. It
+/// warns if it cannot remove that one. If it throws Error, `target` is unchanged, unless only the flush of the new name
+/// failed.
 void replace_folder(const std::filesystem::path& whole, const std::filesystem::path& target);
 
 template <typename T>

@@ -14,47 +14,56 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kManifest = "manifest.json";
 constexpr const char* kFormat = "tessera-checkpoint";
 constexpr int kVersion = 3;
 constexpr std::uint64_t kMaxStep = std::uint64_t{1} << 48;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kPartialSuffix = ".partial";
+constexpr std::string_view kDeletedSuffix = ".deleted";
 
-std::optional<std::int64_t> step_of(const std::string& name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  std::int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
-  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
-  return step;
+std::optional<std::int64_t> number_of(std::string_view digits) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  // People may have folders with such names, too, so only what a save writes counts: no sign and no leading zero.
+  const bool is_exact = error == std::errc() && fmt::format("{}", number) == digits && number >= 0;
+  return is_exact ? std::optional(number) : std::nullopt;
+}
+
+/// Returns the step of a name "step-N".
+std::optional<std::int64_t> step_of(std::string_view name) {
+  return name.starts_with(kPrefix) ? number_of(name.substr(kPrefix.size())) : std::nullopt;
+}
+
+/// Returns whether a name is "step-N" and this suffix.
+bool is_step_with(std::string_view name, std::string_view suffix) {
+  return name.ends_with(suffix) && step_of(name.substr(0, name.size() - suffix.size()));
 }
 
 /// Returns whether a folder of this name is an unfinished save, unless a later attempt of the saver's run has begun it.
 bool is_old_partial(std::string_view name, const Saver& saver) {
   const std::size_t at = name.find(kPartialSuffix);
-  if (!name.starts_with(kPrefix) || at == name.npos) return false;
-  const std::string of_run = fmt::format("-{}-", saver.run);
-  std::string_view owner = name.substr(at + kPartialSuffix.size());
-  if (!owner.starts_with(of_run)) return true;  // another run's; the saver's run holds the lock now
-  owner.remove_prefix(of_run.size());
-  std::int64_t attempt = 0;
-  const auto [end, error] = std::from_chars(owner.data(), owner.data() + owner.size(), attempt);
-  return error != std::errc() || end != owner.data() + owner.size() || attempt <= saver.attempt;
+  if (at == name.npos || !step_of(name.substr(0, at))) return false;
+  const std::string_view owner = name.substr(at + kPartialSuffix.size());  // "", or "-RUN-ATTEMPT"
+  if (owner.empty()) return true;
+  const std::size_t dash = owner.rfind('-');
+  if (!owner.starts_with('-') || dash == 0) return false;
+  const std::optional<std::int64_t> attempt = number_of(owner.substr(dash + 1));
+  // The saver's run holds the lock now, so another run's save is over.
+  return attempt && (owner.substr(1, dash - 1) != saver.run || *attempt <= saver.attempt);
 }
 
-template <typename Call>
-void change_files(const char* action, const fs::path& path, Call&& call) {
-  std::error_code error;
-  call(error);
-  require(!error, "cannot {} '{}': {}", action, path.string(), error.message());
-}
-
-void remove_folder(const fs::path& path) {
-  change_files("delete", path, [&](std::error_code& error) { fs::remove_all(path, error); });
-}
-
-void rename_folder(const fs::path& from, const fs::path& to) {
-  change_files("rename", from, [&](std::error_code& error) { fs::rename(from, to, error); });
+/// Returns the entries of a folder that are folders or links.
+std::vector<fs::path> folders_in(const fs::path& path) {
+  std::vector<fs::path> folders;
+  for (const fs::directory_entry& entry : entries_of(path)) {
+    std::error_code error;
+    // A link counts even if its target is away for now: a checkpoint may be kept on other storage.
+    if (entry.is_symlink(error) || entry.is_directory(error)) folders.push_back(entry.path());
+    if (error && !is_missing(error.value())) {
+      throw SystemError(fmt::format("look at '{}'", entry.path().string()), error.value());
+    }
+  }
+  return folders;
 }
 
 /// Returns `path` or its folder "checkpoint" if that holds checkpoints, and otherwise all folders in it that do.
@@ -63,9 +72,8 @@ std::vector<fs::path> folders_of_checkpoints(const fs::path& path) {
     if (!steps_of_folders(folder).empty()) return {folder};
   }
   std::vector<fs::path> folders;
-  std::error_code unreadable;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, unreadable)) {
-    if (!steps_of_folders(entry.path()).empty()) folders.push_back(entry.path());
+  for (const fs::path& folder : folders_in(path)) {
+    if (!steps_of_folders(folder).empty()) folders.push_back(folder);
   }
   std::ranges::sort(folders);
   return folders;
@@ -78,18 +86,19 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
 }
 
 fs::path find_checkpoint(const fs::path& path) {
-  std::error_code unreadable;
-  if (fs::exists(path / kManifest, unreadable)) return path;
+  if (path_exists(path / kCheckpointManifestName)) return path;
   const std::vector<fs::path> folders = folders_of_checkpoints(path);
-  require(!folders.empty(), "'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders",
-          path.string(), kManifest, kPrefix);
+  require(!folders.empty(),
+          "'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders. A folder of Hugging Face "
+          "files has a config.json",
+          path.string(), kCheckpointManifestName, kPrefix);
   require(folders.size() == 1, "'{}' and '{}' hold checkpoints: name one of these folders", folders.front().string(),
           folders.back().string());
   const fs::path& folder = folders.front();
   const fs::path newest = checkpoint_path(folder, steps_of_folders(folder).back());
-  if (fs::exists(newest / kManifest, unreadable)) return newest;
+  if (path_exists(newest / kCheckpointManifestName)) return newest;
   const std::vector<std::int64_t> others = checkpoint_steps(folder);
-  fail("'{}' has no {}, so it is damaged; {}", newest.string(), kManifest,
+  fail("'{}' has no {}, so it is damaged; {}", newest.string(), kCheckpointManifestName,
        others.empty()
            ? "no other checkpoint is there"
            : fmt::format("name another one to use it: '{}'", checkpoint_path(folder, others.back()).string()));
@@ -116,7 +125,7 @@ void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifes
   }
   json["state"] = manifest.state;
   json[kChecksumField] = checksum_of_rest(json);
-  write_whole_file(partial / kManifest, json_text(json, 2) + "\n");
+  write_whole_file(partial / kCheckpointManifestName, json_text(json, 2) + "\n");
   // The folder exists if a run that went on from an earlier step has saved this step before.
   replace_folder(partial, checkpoint_path(folder, manifest.step));
 }
@@ -128,7 +137,7 @@ void discard_partial(const fs::path& folder, std::int64_t step, const Saver& sav
 
 void save_checkpoint(const fs::path& folder, const std::vector<CheckpointPart>& parts, CheckpointManifest manifest) {
   const fs::path partial = partial_path(folder, manifest.step, {});
-  remove_folder(partial);
+  remove_tree(partial);
   create_folder(partial);
   try {
     for (const CheckpointPart& part : parts) manifest.files[part.name] = part.write(partial / part.name);
@@ -139,34 +148,19 @@ void save_checkpoint(const fs::path& folder, const std::vector<CheckpointPart>& 
   }
 }
 
-namespace {
-
-/// Calls use(step, whether it has a manifest) for each folder that is named like a checkpoint.
-template <typename Use>
-void for_each_checkpoint(const fs::path& folder, Use&& use) {
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(folder, missing)) {
-    const auto step = step_of(entry.path().filename().string());
-    std::error_code unreadable;  // an unreadable folder is not a checkpoint either
-    if (step) use(*step, fs::exists(entry.path() / kManifest, unreadable));
-  }
-}
-
-}  // namespace
-
 std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
-  std::vector<std::int64_t> steps;
-  for_each_checkpoint(folder, [&](std::int64_t step, bool has_manifest) {
-    if (has_manifest) steps.push_back(step);
-  });
-  std::sort(steps.begin(), steps.end());
+  std::vector<std::int64_t> steps = steps_of_folders(folder);
+  std::erase_if(
+      steps, [&](std::int64_t step) { return !path_exists(checkpoint_path(folder, step) / kCheckpointManifestName); });
   return steps;
 }
 
 std::vector<std::int64_t> steps_of_folders(const fs::path& folder) {
   std::vector<std::int64_t> steps;
-  for_each_checkpoint(folder, [&](std::int64_t step, bool) { steps.push_back(step); });
-  std::sort(steps.begin(), steps.end());
+  for (const fs::path& path : folders_in(folder)) {
+    if (const auto step = step_of(path.filename().string())) steps.push_back(*step);
+  }
+  std::ranges::sort(steps);
   return steps;
 }
 
@@ -179,43 +173,41 @@ void prune_checkpoints(const fs::path& folder, const Saver& saver, const Checkpo
       spdlog::warn("{}: the next save tries again", error.what());
     }
   };
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(folder, missing)) {
+  for (const fs::path& path : folders_in(folder)) {
     // A replacement was cut short between two renames: the old checkpoint is the only one of its step.
-    const fs::path& path = entry.path();
     const fs::path original = fs::path(path).replace_extension();
-    if (path.extension() == kReplacedSuffix && step_of(original.filename().string()) && !fs::exists(original)) {
-      rename_folder(path, original);
-    }
+    if (is_step_with(path.filename().string(), kReplacedSuffix) && !path_exists(original)) rename_path(path, original);
   }
-  for (const auto& entry : fs::directory_iterator(folder, missing)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kPrefix)) continue;
-    if (is_old_partial(name, saver) || name.ends_with(kReplacedSuffix) || name.ends_with(".deleted")) {
-      or_warn([&] { remove_folder(entry.path()); });
+  for (const fs::path& path : folders_in(folder)) {
+    const std::string name = path.filename().string();
+    if (is_old_partial(name, saver) || is_step_with(name, kReplacedSuffix) || is_step_with(name, kDeletedSuffix)) {
+      or_warn([&] { remove_tree(path); });
     }
   }
   if (keep.newest <= 0) return;
-  std::vector<std::int64_t> steps = checkpoint_steps(folder);
-  std::erase_if(steps, [&](std::int64_t step) { return keep.not_whole.contains(step); });
+  std::vector<std::int64_t> steps = steps_of_folders(folder);
+  std::erase_if(steps, [&](std::int64_t step) {
+    std::error_code unreadable;  // such a folder stays, and others are deleted all the same
+    return keep.not_counted.contains(step) ||
+           !fs::exists(checkpoint_path(folder, step) / kCheckpointManifestName, unreadable);
+  });
   const auto surplus = static_cast<std::int64_t>(steps.size()) - keep.newest;
   for (std::int64_t i = 0; i < surplus; ++i) {
     // The folder is renamed first, so that a deletion that is cut short leaves nothing that looks like a checkpoint.
     const std::int64_t step = steps[static_cast<std::size_t>(i)];
     if (step == keep.last_saved) continue;  // a run that went back to an earlier step has just saved it
     const fs::path path = checkpoint_path(folder, step);
-    const fs::path doomed = path.string() + ".deleted";
+    const fs::path doomed = fs::path(path).concat(kDeletedSuffix);
     or_warn([&] {
-      rename_folder(path, doomed);
-      remove_folder(doomed);
+      rename_path(path, doomed);
+      remove_tree(doomed);
     });
   }
 }
 
 CheckpointManifest read_checkpoint_manifest(const fs::path& path) {
-  const fs::path manifest_path = path / kManifest;
-  std::error_code unreadable;  // read_text_file() below reports it
-  require(fs::exists(manifest_path, unreadable) || unreadable, "'{}' has no {}", path.string(), kManifest);
+  const fs::path manifest_path = path / kCheckpointManifestName;
+  require(path_exists(manifest_path), "'{}' has no {}", path.string(), kCheckpointManifestName);
   const std::string where = fmt::format("'{}'", manifest_path.string());
   const auto json = parse_json<nlohmann::ordered_json>(read_text_file(manifest_path), where);
   const JsonFields fields(json, where + ", $");

@@ -16,6 +16,8 @@
 
 namespace tessera {
 
+inline constexpr const char* kCheckpointManifestName = "manifest.json";
+
 /// Holds the content of manifest.json. `files` lists all shards of the model and of the optimizer. Converted weights
 /// have no optimizer shards.
 struct CheckpointManifest {
@@ -58,9 +60,11 @@ void save_checkpoint(const std::filesystem::path& folder, const std::vector<Chec
 
 /// Names the checkpoints that prune_checkpoints keeps.
 struct CheckpointsToKeep {
-  std::int64_t newest = 0;                // number of the newest ones; 0: all
-  std::int64_t last_saved = -1;           // the checkpoint of this step as well
-  std::set<std::int64_t> not_whole = {};  // steps of damaged ones, which are not counted as newest, and stay
+  std::int64_t newest = 0;       // number of the newest ones; 0: all
+  std::int64_t last_saved = -1;  // the checkpoint of this step as well
+  /// Steps that are not counted as newest, and stay: of damaged ones, and of those that the run has left behind by
+  /// going back to an earlier step.
+  std::set<std::int64_t> not_counted = {};
 };
 
 /// Deletes the checkpoints that `keep` does not name. It also deletes what an interrupted save or deletion left, except

@@ -142,9 +142,10 @@ std::vector<HfTensor> hf_tensors(const std::string& name, const Shape& shape, st
 
 HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
   const fs::path index_path = folder / kHfIndexName;
-  if (!fs::exists(index_path)) {
-    require(fs::exists(folder / kSingleName), "'{}' holds neither {} nor {}: expected a folder of Hugging Face weights",
-            folder.string(), kHfIndexName, kSingleName);
+  if (!path_exists(index_path)) {
+    require(path_exists(folder / kSingleName),
+            "'{}' holds neither {} nor {}: expected a folder of Hugging Face weights", folder.string(), kHfIndexName,
+            kSingleName);
     for (const auto& [name, entry] : shard(kSingleName).entries()) shard_of_.emplace(name, kSingleName);
     return;
   }
@@ -161,7 +162,11 @@ HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
   std::set<std::string> files;
   for (const auto& [name, file] : shard_of_) files.insert(file);
   for (const std::string& file : files) {
-    require(fs::exists(folder / file), "there is no '{}', which {} names", (folder / file).string(), where);
+    require(path_exists(folder / file), "there is no '{}', which {} names", (folder / file).string(), where);
+    for (const auto& [name, entry] : shard(file).entries()) {
+      require(shard_of_.contains(name), "'{}' has the tensor '{}', which {} does not list", (folder / file).string(),
+              name, where);
+    }
   }
 }
 

@@ -38,8 +38,9 @@ using FloatSink = std::function<void(std::span<const float>)>;
 /// Receives numbers of a tensor from index `begin` of the flattened tensor on.
 using PlacedSink = std::function<void(std::int64_t begin, std::span<const float>)>;
 
-/// Reads a folder with model.safetensors.index.json and its shards, or with model.safetensors alone. A shard is mapped
-/// when a tensor of it is read. Errors name the file. One thread at a time may use it.
+/// Reads a folder with model.safetensors.index.json and its shards, or with model.safetensors alone. The constructor
+/// maps all shards, and throws Error if one has a tensor that the index does not list. Errors name the file. One thread
+/// at a time may use it.
 class HfWeights {
  public:
   explicit HfWeights(const std::filesystem::path& folder);

@@ -1,5 +1,6 @@
 #include "checkpoint/safetensors.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -35,6 +36,27 @@ std::uint64_t num_bytes(const std::vector<std::int64_t>& shape, std::uint64_t el
   return product;
 }
 
+/// The place of a tensor's bytes in a file's data.
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::string tensor = {};
+};
+
+/// Throws Error unless each byte of the data belongs to one tensor, as the format demands.
+void require_tiling(std::vector<Range> ranges, std::size_t data_size, const std::string& name) {
+  std::ranges::sort(ranges, {}, &Range::begin);
+  const auto size = static_cast<std::int64_t>(data_size);
+  ranges.push_back({.begin = size, .end = size});
+  Range last;
+  for (const Range& range : ranges) {
+    require(last.end <= range.begin, "'{}', tensor '{}': its bytes {} to {} overlap those of '{}'", name, range.tensor,
+            range.begin, range.end, last.tensor);
+    require(last.end == range.begin, "'{}': bytes {} to {} of its data belong to no tensor", name, last.end,
+            range.begin);
+    last = range;
+  }
+}
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path) {
@@ -49,6 +71,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   const std::string_view header_text(reinterpret_cast<const char*>(bytes.data()) + 8, header_bytes);
   const std::span<const std::byte> data = bytes.subspan(8 + header_bytes);
 
+  std::vector<Range> ranges;
   const auto header = parse_json(header_text, fmt::format("'{}', header", name));
   require(header.is_object(), "'{}': the header is no JSON object", name);
   for (const auto& item : header.items()) {
@@ -89,7 +112,9 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
             to_string(entry.shape), entry.dtype, size);
     entry.bytes = data.subspan(static_cast<std::size_t>(offsets[0]), size);
     entries_.emplace(key, std::move(entry));
+    if (size > 0) ranges.push_back({offsets[0], offsets[1], key});
   }
+  require_tiling(std::move(ranges), data.size(), name);
 }
 
 const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {

@@ -106,7 +106,7 @@ class ByteStream {
     stream_.avail_out = max_bytes;
     while (stream_.avail_out > 0) {
       if (between_members_ && !find_member()) break;
-      if (stream_.avail_in == 0 && !read()) fail_damaged("it ends within a member");
+      if (stream_.avail_in == 0 && !read()) fail_damaged("the file ends within a gzip member");
       const int code = ::inflate(&stream_, Z_NO_FLUSH);
       if (code == Z_STREAM_END) {
         between_members_ = true;
@@ -126,7 +126,7 @@ class ByteStream {
         between_members_ = false;
         return true;
       }
-      if (*stream_.next_in != 0) fail_damaged("what follows a member is none");
+      if (*stream_.next_in != 0) fail_damaged("after a gzip member, there is neither another one nor zeros");
       ++stream_.next_in;
       --stream_.avail_in;
     }
@@ -164,6 +164,19 @@ class PlainTextReader : public DocumentReader {
   bool done_ = false;
 };
 
+/// Returns the text after a byte order mark and white space at its begin.
+std::string_view skip_blank(std::string_view text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
+  return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+}
+
+/// Returns whether a line is no JSON because it ends within a value.
+bool ends_too_early(const nlohmann::json::exception& error, std::string_view line) {
+  const auto* of_syntax = dynamic_cast<const nlohmann::json::parse_error*>(&error);  // a number may be too large
+  return of_syntax != nullptr && of_syntax->byte > line.size();
+}
+
 class JsonLinesReader : public DocumentReader {
  public:
   explicit JsonLinesReader(const fs::path& path) : path_(path), stream_(path) {}
@@ -184,6 +197,7 @@ class JsonLinesReader : public DocumentReader {
  private:
   bool next_line() {
     for (;;) {
+      throw_if_stopped();  // a line may be a whole library
       const std::size_t end = buffer_.find('\n', searched_);
       if (end != std::string::npos) {
         line_.assign(buffer_, begin_, end - begin_);
@@ -209,26 +223,22 @@ class JsonLinesReader : public DocumentReader {
     try {
       object = nlohmann::json::parse(line_);
     } catch (const nlohmann::json::exception& error) {
-      const std::string_view begins(line_.data() + line_.find_first_not_of(" \t\r"), 1);
-      const char* remedy = begins == "["   ? ": `jq -c '.[]' IN > OUT.jsonl` takes an array apart"
-                           : begins == "{" ? ": `jq -c . IN > OUT.jsonl` puts each object on one line"
-                                           : "";
-      fail("{}: expected a JSON object on one line, got {}: {}{}", origin, excerpt(line_), json_problem(error), remedy);
+      const std::string_view line = skip_blank(line_);
+      const char* remedy = line.starts_with('[') ? ": `jq -c '.[]' IN > OUT.jsonl` takes an array apart"
+                           : line.starts_with('{') && ends_too_early(error, line_)
+                               ? ": `jq -c . IN > OUT.jsonl` puts each object on one line"
+                               : "";
+      fail("{}: expected a JSON object on one line, got {}: {}{}", origin, quote_text(line_), json_problem(error),
+           remedy);
     }
     const std::string expected = "expected a JSON object with a string \"text\"";
     require(!object.is_array(), "{}: {} on each line, got array: `jq -c '.[]' IN > OUT.jsonl` takes it apart", origin,
             expected);
     require(object.is_object(), "{}: {}, got {}", origin, expected, object.type_name());
     const auto field = object.find("text");
-    require(field != object.end(), "{}: {}, got an object without \"text\": {}", origin, expected, excerpt(line_));
+    require(field != object.end(), "{}: {}, got an object without \"text\": {}", origin, expected, quote_text(line_));
     require(field->is_string(), "{}: {}, got \"text\" that is {}", origin, expected, field->type_name());
     text = std::move(field->get_ref<std::string&>());
-  }
-
-  static std::string excerpt(const std::string& line) {
-    constexpr std::size_t kMaxBytes = 60;
-    return fmt::format("'{}{}'", line.substr(0, first_piece_size(line, kMaxBytes)),
-                       line.size() > kMaxBytes ? "..." : "");
   }
 
   fs::path path_;
@@ -348,11 +358,37 @@ std::unique_ptr<DocumentReader> open_reader(const fs::path& path) {
   return std::make_unique<PlainTextReader>(path);
 }
 
-/// Returns whether the text begins with a line that is a JSON object with a string "text".
+/// Returns whether a text begins with {"NAME": as JSON lines do.
 bool begins_with_json_line(std::string_view text) {
+  text = skip_blank(text);
   if (!text.starts_with('{')) return false;
-  const auto line = nlohmann::json::parse(text.substr(0, text.find('\n')), nullptr, false);
-  return line.is_object() && line.contains("text") && line["text"].is_string();
+  text = skip_blank(text.substr(1, text.find('\n') - 1));
+  if (!text.starts_with('"')) return false;
+  const std::size_t end = text.find('"', 1);
+  return end != text.npos && skip_blank(text.substr(end + 1)).starts_with(':');
+}
+
+/// Returns what is wrong with a file that is called JSON lines, by its first bytes, or "" if it may hold documents. One
+/// bad line does not make a file foreign: whoever leaves foreign files out would lose its other lines.
+std::string find_no_documents(std::string_view beginning) {
+  const bool is_cut = beginning.size() == kKindBytes;
+  beginning = skip_blank(beginning);
+  if (beginning.empty()) return "";
+  if (beginning.starts_with('[')) return "it holds an array: `jq -c '.[]' IN > OUT.jsonl` takes it apart";
+  if (!beginning.starts_with('{')) return "its first line is no JSON object";
+  const std::size_t end = beginning.find('\n');
+  if (end == beginning.npos && is_cut) return "";  // the line goes on
+  const std::string_view line = beginning.substr(0, end);
+  try {
+    const bool is_documents = nlohmann::json::parse(line).contains("text");
+    const bool is_alone = end == beginning.npos || skip_blank(beginning.substr(end)).empty();
+    return is_documents || !is_alone ? "" : "it is an object without \"text\": " + quote_text(line);
+  } catch (const nlohmann::json::exception& error) {
+    // A line that is cut off in a string is damaged. Objects that take several lines are broken between values.
+    const bool in_string = json_problem(error).find("missing closing quote") != std::string_view::npos;
+    const bool goes_on = ends_too_early(error, line) && !in_string && end != beginning.npos;
+    return goes_on ? "an object takes several lines: `jq -c . IN > OUT.jsonl` puts each object on one line" : "";
+  }
 }
 
 /// Returns the kind of a file that holds anything but documents, or nullopt. Throws Error if the file cannot be read.
@@ -370,14 +406,9 @@ std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
     if (!begins_with_json_line(beginning)) return std::nullopt;
     return ForeignKind{.name = "JSON lines under the name of a text", .remedy = "rename it to NAME.jsonl"};
   }
-  try {
-    std::string text, origin;
-    bool repaired = false;
-    JsonLinesReader(path).next(text, origin, repaired);
-    return std::nullopt;
-  } catch (const Error& error) {
-    return ForeignKind{.name = "JSON that is not JSON lines of documents", .remedy = error.what()};
-  }
+  const std::string problem = find_no_documents(beginning);
+  if (problem.empty()) return std::nullopt;
+  return ForeignKind{.name = "JSON that is not JSON lines of documents", .remedy = problem};
 }
 
 /// Returns whether a file in a folder, by its name, describes the folder, so that it is not a document.
@@ -393,9 +424,10 @@ bool describes_folder(const fs::path& path) {
 }
 
 /// Adds the regular files below `folder`, sorted by path, except those that describe it. A link to a file counts as a
-/// file. Links to folders are not followed, so there are no cycles.
+/// file. Links to folders are not followed, so there are no cycles; a warning counts them. Throws Error if a link leads
+/// nowhere, because its documents would be missing.
 void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
-  std::vector<fs::path> found;
+  std::vector<fs::path> found, links;
   std::error_code error;
   auto entry = fs::recursive_directory_iterator(folder, error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
@@ -404,12 +436,15 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
     } else {
       std::error_code broken;
       if (entry->is_regular_file(broken)) found.push_back(entry->path());
-      const bool leads_nowhere =
-          broken == std::errc::no_such_file_or_directory || broken == std::errc::too_many_symbolic_link_levels;
-      require(!broken || leads_nowhere, "cannot read '{}': {}", entry->path().string(), broken.message());
+      if (broken) throw SystemError(fmt::format("read '{}'", entry->path().string()), broken.value());
+      if (entry->is_symlink() && entry->is_directory()) links.push_back(entry->path());
     }
   }
-  require(!error, "cannot read folder '{}' or one in it: {}", folder.string(), error.message());
+  if (error) throw SystemError(fmt::format("read the folder '{}' or one in it", folder.string()), error.value());
+  if (!links.empty()) {
+    spdlog::warn("links to folders are not followed: {} in '{}', such as '{}'; --input reads the folder that one names",
+                 links.size(), folder.string(), std::ranges::min(links).string());
+  }
   std::sort(found.begin(), found.end());
   std::set<fs::path> indices;
   for (const fs::path& path : found) {
@@ -437,6 +472,7 @@ DocumentSource::DocumentSource(const std::vector<fs::path>& inputs, bool skip_un
       list_folder(input, files_);
       require(files_.size() > num_before, "input '{}': the folder has no files of text", input.string());
     } else {
+      require(!error || is_missing(error.value()), "input '{}': {}", input.string(), error.message());
       require(fs::exists(status), "input '{}': no such file or folder", input.string());
       require(fs::is_regular_file(status), "input '{}': neither a regular file nor a folder", input.string());
       files_.push_back(input);

@@ -74,18 +74,17 @@ class Sentences final : public sentencepiece::SentenceIterator {
 
 /// Throws Error with the library's reason. If the text is too short, the message is in our own words.
 [[noreturn]] void fail_training(const std::string& reason, const SentencePieceOptions& options,
-                                const SourceStatistics& source) {
+                                std::uint64_t sample_bytes, std::uint64_t text_bytes) {
   constexpr std::string_view kLimit = "Please set it to a value <= ";
+  const std::string what = fmt::format("cannot train a tokenizer of {} pieces on {} bytes of the text's {}",
+                                       options.vocab_size, sample_bytes, text_bytes);
   const std::size_t at = reason.find(kLimit);
   if (at != std::string::npos) {
-    fail(
-        "cannot train a tokenizer of {} pieces on {} bytes of text, which give {} at most: ask for a smaller "
-        "vocabulary "
-        "(--vocab-size), or give more text",
-        options.vocab_size, source.num_text_bytes, std::strtoll(reason.c_str() + at + kLimit.size(), nullptr, 10));
+    fail("{}, which give {} at most: ask for a smaller vocabulary (--vocab-size), or {}", what,
+         std::strtoll(reason.c_str() + at + kLimit.size(), nullptr, 10),
+         sample_bytes < text_bytes ? "for a larger sample (--sample-bytes)" : "give more text");
   }
-  fail("cannot train a tokenizer of {} pieces on {} bytes of text: {}", options.vocab_size, source.num_text_bytes,
-       reason);
+  fail("{}: {}", what, reason);
 }
 
 }  // namespace
@@ -138,7 +137,7 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
   Sentences iterator(sentences);
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);
-  if (!status.ok()) fail_training(status.ToString(), options, source.statistics());
+  if (!status.ok()) fail_training(status.ToString(), options, num_bytes, source.statistics().num_text_bytes);
   return model;
 }
 

@@ -151,7 +151,7 @@ WorldRun run_world(int num_ranks, const fs::path& folder, const WrapTransport& w
   const fs::path saved = checkpoint_path(folder / "run" / "checkpoint", 1);
   for (const auto& entry : fs::directory_iterator(saved)) {
     ++run.num_files;
-    if (entry.path().filename() == "manifest.json") run.manifest_bytes = entry.file_size();
+    if (entry.path().filename() == kCheckpointManifestName) run.manifest_bytes = entry.file_size();
   }
   return run;
 }

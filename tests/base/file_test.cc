@@ -5,8 +5,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "system/file_lock.h"
 #include "tests/data/support.h"
+#include "tests/log_of.h"
+#include "tests/unprivileged.h"
 
 namespace {
 /// Files and folders that were flushed, in order. The fsync and renameat2 below replace those of the C library.
@@ -83,6 +86,61 @@ TEST(AtomicFile, WritesWithinTheFileOnly) {
   EXPECT_FALSE(std::filesystem::exists(scratch / "file"));
   file.commit();
   EXPECT_EQ(read_text_file(scratch / "file"), "four");
+}
+
+/// The new folder is in its place, so the caller must not hear of an error.
+TEST(ReplaceFolder, SucceedsEvenIfTheOldFolderStays) {
+  for (const bool can_exchange : {true, false}) {
+    exchanges = can_exchange;
+    const TemporaryFolder scratch;
+    std::filesystem::permissions(scratch.path(), std::filesystem::perms::all);
+    data::write_file(scratch / "old/locked/file", "old");
+    data::write_file(scratch / "new/file", "new");
+    std::filesystem::permissions(scratch / "old/locked", std::filesystem::perms{0555});
+    const std::string log = log_of([&] {
+      const Unprivileged nobody;
+      EXPECT_NO_THROW(replace_folder(scratch / "new", scratch / "old"));
+      spdlog::default_logger()->flush();
+    });
+    exchanges = true;
+    EXPECT_EQ(read_text_file(scratch / "old/file"), "new");
+    const std::filesystem::path left = scratch / (can_exchange ? "new" : "old.replaced");
+    EXPECT_NE(log.find("cannot delete '" + left.string()), std::string::npos) << log;
+    std::filesystem::permissions(left / "locked", std::filesystem::perms::all);
+  }
+}
+
+TEST(CreateFolder, IsDurable) {
+  const TemporaryFolder scratch;
+  flushed.clear();
+  create_folder(scratch / "a/b/c");
+  EXPECT_EQ(flushed, (std::vector<std::filesystem::path>{scratch / "a/b", scratch / "a", scratch.path()}));
+  flushed.clear();
+  create_folder(scratch / "a/b/c");
+  EXPECT_TRUE(flushed.empty());
+}
+
+/// The status tells a launcher whether a restart can help.
+TEST(SystemError, HasTheStatusOfItsReason) {
+  for (const int reason : {ENOSPC, EDQUOT, EIO, EROFS, ESTALE}) {
+    EXPECT_EQ(SystemError("x", reason).status(), ExitStatus::kStorageFailed) << reason;
+  }
+  for (const int reason : {EACCES, ENOENT, EPERM, ELOOP}) {
+    EXPECT_EQ(SystemError("x", reason).status(), ExitStatus::kWrongInput) << reason;
+  }
+}
+
+TEST(EntriesOf, OnlyAMissingFolderHasNone) {
+  const TemporaryFolder scratch;
+  data::write_file(scratch / "folder/file", "");
+  ASSERT_EQ(entries_of(scratch / "folder").size(), 1u);
+  EXPECT_EQ(entries_of(scratch / "folder").front().path(), scratch / "folder/file");
+  EXPECT_TRUE(entries_of(scratch / "missing").empty());
+  EXPECT_TRUE(entries_of(scratch / "folder/file").empty());
+  std::filesystem::create_symlink("loop", scratch / "loop");
+  expect_error([&] { entries_of(scratch / "loop"); }, {"cannot read the folder", "loop", "Too many levels"});
+  expect_error([&] { path_exists(scratch / "loop"); }, {"cannot look for", "loop", "Too many levels"});
+  EXPECT_FALSE(path_exists(scratch / "folder/file/below"));
 }
 
 TEST(AtomicFile, FoldersThatAreNotThere) {

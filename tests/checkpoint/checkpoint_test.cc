@@ -7,8 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "tests/data/support.h"
+#include "tests/unprivileged.h"
 
 namespace tessera {
 namespace {
@@ -95,14 +97,14 @@ TEST_F(CheckpointTest, PruningSparesWhatWasSavedLast) {
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(5, 8));
 }
 
-TEST_F(CheckpointTest, PruningDoesNotCountDamagedOnes) {
+TEST_F(CheckpointTest, PruningDoesNotCountWhatWasPassedOver) {
   for (const std::int64_t step : {2, 4, 6, 8}) save(step);
-  prune_checkpoints(scratch_.path(), {}, {.newest = 1, .not_whole = {6, 8}});
+  prune_checkpoints(scratch_.path(), {}, {.newest = 1, .not_counted = {6, 8}});
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(4, 6, 8));
 }
 
 TEST_F(CheckpointTest, TheNewestOneIsFoundUnlessItIsDamaged) {
-  expect_error([&] { find_checkpoint(scratch_.path()); }, {"is no checkpoint", "step-N"});
+  expect_error([&] { find_checkpoint(scratch_.path()); }, {"is no checkpoint", "step-N", "config.json"});
   for (const std::int64_t step : {2, 10}) save(step);
   EXPECT_EQ(find_checkpoint(scratch_.path()), scratch_ / "step-10");
   EXPECT_EQ(find_checkpoint(scratch_ / "step-2"), scratch_ / "step-2");
@@ -131,6 +133,56 @@ TEST_F(CheckpointTest, TheFolderOfARunIsEnough) {
   save(3);
   move_to(run / "checkpoint");
   EXPECT_EQ(find_checkpoint(run), run / "checkpoint" / "step-3");
+}
+
+/// Folders that people have made beside the checkpoints are neither counted nor deleted.
+TEST_F(CheckpointTest, OtherFoldersAreLeftAlone) {
+  const std::vector<std::string> others = {
+      "step-0020",         "step-+7",          "step--7",        "step-old.partial-notes",  "step-3.partial-notes",
+      "step-3.partial.7",  "step-03.partial",  "step-.partial",  "step-3.partial-run-new",  "step-old.deleted",
+      "step-007.replaced", "step-x-3.partial", "step-.replaced", "step-3.partial-run--1.0", "step-3.0.deleted"};
+  for (const std::string& name : others) {
+    std::filesystem::create_directories(scratch_ / name);
+    data::write_file(scratch_ / name / "manifest.json", "{}");
+  }
+  for (const char* name : {"step-99", "step-98.deleted", "step-97.partial"}) data::write_file(scratch_ / name, "text");
+  for (const std::int64_t step : {5, 10, 15, 20}) save(step);
+  prune_checkpoints(scratch_.path(), {.run = "run", .attempt = 1}, {.newest = 3});
+  EXPECT_THAT(steps_of_folders(scratch_.path()), ::testing::ElementsAre(10, 15, 20));
+  for (const std::string& name : others) EXPECT_TRUE(std::filesystem::exists(scratch_ / name)) << name;
+  EXPECT_TRUE(std::filesystem::exists(scratch_ / "step-98.deleted"));
+}
+
+/// "There is no checkpoint" must not be the answer if the folder cannot be read: a run would begin at step 1.
+TEST_F(CheckpointTest, AFolderThatCannotBeReadIsAnError) {
+  save(3);
+  EXPECT_THAT(steps_of_folders(scratch_ / "missing"), ::testing::IsEmpty());
+  EXPECT_THAT(steps_of_folders(scratch_ / "step-3" / "manifest.json" / "below"), ::testing::IsEmpty());
+  std::filesystem::permissions(scratch_.path(), std::filesystem::perms{0333});  // it can be entered, but not listed
+  {
+    const Unprivileged nobody;
+    const std::vector<std::string> parts = {"cannot read the folder", scratch_.path().string(), "Permission denied"};
+    expect_error([&] { steps_of_folders(scratch_.path()); }, parts);
+    expect_error([&] { checkpoint_steps(scratch_.path()); }, parts);
+    expect_error([&] { prune_checkpoints(scratch_.path(), {}); }, parts);
+    expect_error([&] { find_checkpoint(scratch_.path()); }, parts);
+  }
+  std::filesystem::permissions(scratch_.path(), std::filesystem::perms::all);
+}
+
+/// An unreadable checkpoint may be whole, so nothing says that it is damaged.
+TEST_F(CheckpointTest, ACheckpointThatCannotBeReadIsNotCalledDamaged) {
+  for (const std::int64_t step : {1, 2, 3}) save(step);
+  std::filesystem::permissions(scratch_ / "step-3", std::filesystem::perms::none);
+  {
+    const Unprivileged nobody;
+    const std::string message =
+        expect_error([&] { find_checkpoint(scratch_.path()); }, {"step-3/manifest.json", "Permission denied"});
+    EXPECT_EQ(message.find("damaged"), std::string::npos) << message;
+    expect_error([&] { read_checkpoint_manifest(scratch_ / "step-3"); }, {"manifest.json", "Permission denied"});
+    expect_error([&] { checkpoint_steps(scratch_.path()); }, {"step-3/manifest.json", "Permission denied"});
+  }
+  std::filesystem::permissions(scratch_ / "step-3", std::filesystem::perms::all);
 }
 
 /// Covers file systems on which replace_folder() cannot exchange two folders in one step. The test cuts the replacement

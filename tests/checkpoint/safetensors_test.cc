@@ -56,6 +56,17 @@ TEST(Safetensors, EveryTruncationIsAnError) {
   }
 }
 
+/// Any order in the header is fine, and so are tensors without numbers.
+TEST(Safetensors, TensorsInAnyOrderAndEmptyOnes) {
+  const TemporaryFolder scratch;
+  const std::string json = R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
+                               "b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+                               "c": {"dtype": "F32", "shape": [0, 2], "data_offsets": [8, 8]}})";
+  const SafetensorsFile file(data::write_file(scratch / "x", with_header(json, "bbbbaaaa")));
+  EXPECT_EQ(static_cast<char>(file.at("a").bytes[0]), 'a');
+  EXPECT_TRUE(file.at("c").bytes.empty());
+}
+
 TEST(Safetensors, HeadersThatLie) {
   const TemporaryFolder scratch;
   const auto refused = [&](const std::string& json, const std::vector<std::string>& parts) {
@@ -74,6 +85,18 @@ TEST(Safetensors, HeadersThatLie) {
   refused(R"({"a": {"dtype": "X9", "shape": [4], "data_offsets": [0, 16]}})", {"unknown dtype"});
   refused(R"({"a": {"dtype": "F32", "shape": ["4"], "data_offsets": [0, 16]}})", {"whole number"});
   refused(R"({"__metadata__": {"a": 1}})", {"__metadata__"});
+  // The tensors leave bytes out at the begin, in the middle or at the end, or share some.
+  refused(R"({"a": {"dtype": "F32", "shape": [3], "data_offsets": [4, 16]}})", {"bytes 0 to 4", "no tensor"});
+  refused(R"({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}})", {"bytes 12 to 16", "no tensor"});
+  refused(R"({"b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+              "a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}})",
+          {"bytes 4 to 8", "no tensor"});
+  refused(R"({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+              "b": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}})",
+          {"tensor 'b'", "0 to 16", "overlap", "'a'"});
+  refused(R"({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
+              "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}})",
+          {"tensor 'b'", "8 to 16", "overlap", "'a'"});
   const auto path = data::write_file(scratch / "huge", std::string(8, '\xff') + "{}");
   expect_error([&] { SafetensorsFile file(path); }, {"header"});
 }

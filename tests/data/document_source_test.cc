@@ -1,6 +1,11 @@
 #include "data/document_source.h"
 
+#include <csignal>
+
+#include "base/log.h"
 #include "support.h"
+#include "system/stop.h"
+#include "tests/log_of.h"
 
 namespace tessera::data {
 namespace {
@@ -117,12 +122,28 @@ TEST(DocumentSource, FoldersInSortedOrder) {
   EXPECT_EQ(read_all({scratch / "in/c.txt.gz", scratch / "in/a"}), (Documents{"c", "ay", "az"}));
 }
 
-TEST(DocumentSource, LinksThatLeadNowhereAreNoFiles) {
+TEST(DocumentSource, LinksThatLeadNowhereAreErrors) {
+  for (const auto& [target, reason] : {std::pair{"absent", "No such file"}, {"link", "Too many levels"}}) {
+    const TemporaryFolder scratch;
+    write_file(scratch / "in/a.txt", "a");
+    std::filesystem::create_symlink(target, scratch / "in/link");
+    expect_error([&] { read_all({scratch / "in"}); }, {(scratch / "in/link").string(), reason});
+  }
+}
+
+TEST(DocumentSource, LinksToFoldersAreCounted) {
   const TemporaryFolder scratch;
   write_file(scratch / "in/a.txt", "a");
-  std::filesystem::create_symlink("loop", scratch / "in/loop");
-  std::filesystem::create_symlink("absent", scratch / "in/dangling");
-  EXPECT_EQ(read_all({scratch / "in"}), Documents{"a"});
+  write_file(scratch / "other/b.txt", "b");
+  for (const char* link : {"z", "y"})
+    std::filesystem::create_directory_symlink(scratch / "other", scratch / "in" / link);
+  std::filesystem::create_symlink(scratch / "other/b.txt", scratch / "in/c.txt");
+  const std::string log = log_of([&] {
+    EXPECT_EQ(read_all({scratch / "in"}), (Documents{"a", "b"}));
+    spdlog::default_logger()->flush();
+  });
+  EXPECT_NE(log.find("2 in '" + (scratch / "in").string() + "', such as '" + (scratch / "in/y").string()), log.npos)
+      << log;
 }
 
 TEST(DocumentSource, DocumentsWithoutTextAreLeftOut) {
@@ -172,6 +193,82 @@ TEST(DocumentSource, FilesOfOtherKindsAreRefusedBeforeAnythingIsRead) {
   EXPECT_FALSE(source.next(text));
   EXPECT_EQ(source.num_bytes_total(), 1u);
   expect_error([&] { DocumentSource({png}, /*skip_unknown=*/true); }, {png.string(), "no file with text is left"});
+}
+
+/// A file with documents is not left out as unknown because its first line is bad.
+TEST(DocumentSource, ABadFirstLineIsNoOtherKindOfFile) {
+  const TemporaryFolder scratch;
+  write_file(scratch / "in/b.txt", "b");
+  for (const char* bad : {"{\"text\": null}", "{\"text\": \"a\", \"score\": NaN}", "{\"text\": \"a\", \"n\": 1e999}",
+                          "{\"text\": \"a\\ud800b\"}", "{\"text\": \"cut", "{\"version\": 1}", "\n {\"text\": 1}"}) {
+    const auto path = write_file(scratch / "in/a.jsonl", std::string(bad) + "\n{\"text\": \"good\"}\n");
+    const std::string message = expect_error(
+        [&] {
+          DocumentSource source({scratch / "in"}, /*skip_unknown=*/true);
+          std::string text;
+          source.next(text);
+        },
+        {path.string() + ":"});
+    EXPECT_EQ(message.find("jq -c . IN") != message.npos, std::string_view(bad).ends_with("cut")) << message;
+  }
+}
+
+TEST(DocumentSource, JsonOfOtherFormsIsUnknown) {
+  const TemporaryFolder scratch;
+  const auto lines = write_file(scratch / "in/a.jsonl", "{\"text\": \"a\"}\n");
+  for (const auto& [content, remedy] : std::vector<std::pair<std::string, std::string>>{
+           {"[\n{\"text\": \"b\"}]", "jq -c '.[]' IN"},
+           {"{\n  \"text\": \"b\"\n}\n", "jq -c . IN > OUT.jsonl` puts each object on one line"},
+           {"{\"text\": \"b\",\n \"id\": 3}\n", "jq -c . IN > OUT.jsonl` puts each object on one line"},
+           {"\n{\"layers\": 3}\n\n", "without \"text\""},
+           {"17\n", "no JSON object"}}) {
+    const auto path = write_file(scratch / "in/b.json", content);
+    expect_error([&] { DocumentSource({scratch / "in"}); }, {path.string(), remedy});
+    DocumentSource source({scratch / "in"}, /*skip_unknown=*/true);
+    EXPECT_EQ(source.num_bytes_total(), std::filesystem::file_size(lines)) << content;
+  }
+}
+
+TEST(DocumentSource, JsonLinesUnderTheNameOfATextAreRefused) {
+  const TemporaryFolder scratch;
+  const std::string mark = "\xEF\xBB\xBF", line = "{\"text\": \"a\"}\n";
+  for (const std::string& content :
+       std::vector<std::string>{line, mark + line, "\n" + line, "  \r\n " + line, "{\"id\": 3, \"text\": \"a\"}\n",
+                                "{ \"body\" : \"a\"}", "{\"text\": \"" + std::string(100'000, 'x') + "\"}\n"}) {
+    const auto path = write_file(scratch / "a.txt", content);
+    expect_error([&] { DocumentSource({path}); }, {path.string(), "JSON lines", "NAME.jsonl"});
+  }
+  for (const char* text : {"{", "{}", "{x}", "{\"quoted\" words}", "{\n  \"key\": 3\n}", "\"text\": 3"}) {
+    EXPECT_EQ(read_all({write_file(scratch / "a.txt", text)}), Documents{text});
+  }
+}
+
+/// A first line that is longer than the part of a file that is examined may take long to read.
+TEST(DocumentSource, ASignalStopsTheReadingOfALongLine) {
+  const TemporaryFolder scratch;
+  const auto path = write_file(scratch / "a.jsonl", "{\"text\": \"" + std::string(1'000'000, 'x'));
+  DocumentSource source({path});  // it is cut short, but that is seen only when it is read
+  const auto old_handler = std::signal(SIGTERM, SIG_DFL);
+  request_stop(SIGTERM);
+  std::string text;
+  EXPECT_THROW(source.next(text), Stopped);
+  detail::stop_signal = 0;
+  std::signal(SIGTERM, old_handler);
+}
+
+/// A message goes to a terminal, whose settings the bytes of a file must not change.
+TEST(DocumentSource, MessagesQuoteTheInput) {
+  const TemporaryFolder scratch;
+  const auto path = write_file(scratch / "a.jsonl", "{\"text\": \"a\"}\n{\"x\": \"\x1B[31m\"\n");
+  const std::string message = expect_error([&] { read_all({path}); }, {path.string() + ":2", "\\x1b[31m"});
+  EXPECT_EQ(message.find('\x1B'), message.npos);
+}
+
+TEST(DocumentSource, AnInputThatCannotBeExaminedIsNotCalledMissing) {
+  const TemporaryFolder scratch;
+  std::filesystem::create_symlink("loop", scratch / "loop");
+  expect_error([&] { DocumentSource({scratch / "loop"}); }, {"loop", "Too many levels"});
+  expect_error([&] { DocumentSource({scratch / "missing"}); }, {"missing", "no such file"});
 }
 
 TEST(DocumentSource, IllFormedUtf8IsReplacedAndCounted) {

@@ -21,6 +21,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"
+#include "tests/log_of.h"
 #include "tests/run/run_config.h"
 
 namespace tessera {
@@ -423,6 +424,33 @@ TEST_F(Trained, TheCheckpointJustSavedStays) {
   EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(5, 8));
 }
 
+/// Checkpoints of later steps take no place from those that the run saves after it went back. The one that it went back
+/// to is deleted like any other.
+TEST_F(Trained, ARunThatWentBackKeepsItsOwnCheckpoints) {
+  train(small_config(scratch_, {"--checkpoint.interval=1"}));
+  const auto go_back = [&](const char* steps) {
+    train(small_config(scratch_,
+                       {"--checkpoint.load_step=2", steps, "--checkpoint.interval=1", "--checkpoint.keep_latest_k=3"}));
+    return checkpoint_steps(checkpoints());
+  };
+  EXPECT_THAT(go_back("--training.steps=4"), ::testing::ElementsAre(2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(go_back("--training.steps=5"), ::testing::ElementsAre(3, 4, 5, 6, 7, 8));
+}
+
+/// Old checkpoints that cannot be deleted are no reason to lose the run: here, another program has made a link in the
+/// way of a folder that prune_checkpoints() must rename.
+TEST_F(Trained, ASaveSucceedsEvenIfOldCheckpointsStay) {
+  const std::string log = log_of([&] {
+    Trainer trainer(small_config(scratch_));
+    std::filesystem::create_directories(checkpoints() / "step-3.replaced");
+    std::filesystem::create_symlink("step-3", checkpoints() / "step-3");
+    EXPECT_EQ(trainer.run(kNoSignal), 0);
+    spdlog::default_logger()->flush();
+  });
+  EXPECT_THAT(log, ::testing::ContainsRegex("step-3': Too many levels of symbolic links; step 8 is saved"));
+  EXPECT_EQ(verify_checkpoint(checkpoints() / "step-8").step, 8);
+}
+
 TEST_F(Trained, RefusesACheckpointOfAnotherRun) {
   train(small_config(scratch_));
   const auto refused = [&](const std::string& override_text, const std::vector<std::string>& parts) {
@@ -632,6 +660,26 @@ TEST_F(Trained, FallingBackKeepsWholeCheckpoints) {
   train(small_config(scratch_, {"--checkpoint.interval=3", "--checkpoint.fallback", "--checkpoint.keep_latest_k=2",
                                 "--training.steps=7"}));
   EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(6, 7, 8));
+}
+
+/// A file that cannot be read may be whole. A run that falls back would replace it in the end.
+TEST_F(Trained, DoesNotFallBackFromACheckpointThatCannotBeRead) {
+  train(small_config(scratch_));
+  const auto start = [&](int num_ranks) {
+    on_ranks(num_ranks,
+             [&](Ranks& ranks) { Trainer trainer(small_config(scratch_, {"--checkpoint.fallback"}), &ranks); });
+  };
+  for (const char* name : {"model.safetensors", "manifest.json"}) {
+    const auto file = checkpoints() / "step-8" / name, whole = scratch_ / "whole";
+    std::filesystem::rename(file, whole);
+    std::filesystem::create_symlink(name, file);  // a link to itself
+    for (const int num_ranks : {1, 2}) {
+      const std::string message = expect_error([&] { start(num_ranks); }, {file.string(), "Too many levels"});
+      EXPECT_EQ(message.find("damaged"), std::string::npos) << message;
+    }
+    std::filesystem::rename(whole, file);
+  }
+  EXPECT_NO_THROW(start(1));
 }
 
 /// A run does not fall back from a checkpoint that belongs to another run.

@@ -1,6 +1,10 @@
 #include "data/tokenizers/hf_tokenizer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <cctype>
+#include <span>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -25,6 +29,23 @@ std::vector<std::int32_t> special_ids(const TokenizerJson& json) {
   }
   std::sort(ids.begin(), ids.end());
   return ids;
+}
+
+/// Names some of the bytes that a vocabulary lacks. Those that most texts have come first.
+std::string describe_missing(std::vector<std::uint8_t> bytes) {
+  const auto rarity = [](std::uint8_t byte) {
+    if (byte == ' ') return 0;
+    if (byte == '\n') return 1;
+    return byte < 0x80 && std::isalnum(byte) != 0 ? 2 : 3;
+  };
+  std::ranges::stable_sort(bytes, {}, rarity);
+  constexpr std::size_t kShown = 5;
+  std::vector<std::string> names;
+  for (const std::uint8_t byte : std::span(bytes).first(std::min(kShown, bytes.size()))) {
+    const std::string code = fmt::format("0x{:02X} (\"{}\" in the file)", byte, byte_level_text(byte));
+    names.push_back(byte == ' ' ? "the space, " + code : byte == '\n' ? "the line feed, " + code : code);
+  }
+  return fmt::format("{}{}", fmt::join(names, "; "), bytes.size() > kShown ? "; ..." : "");
 }
 
 /// Adds the BOS and EOS that a tokenizer_config.json names as special tokens. As in transformers, names that are not in
@@ -105,9 +126,8 @@ HfTokenizer::HfTokenizer(Source&& source)
   const TokenizerJson& json = source.json;
   if (const auto& missing = bpe_.missing_bytes(); !missing.empty()) {
     spdlog::warn(
-        "tokenizer '{}' has no token for {} of the 256 bytes, as 0x{:02X} (which is \"{}\" in the file): they "
-        "are dropped from texts, as the library does",
-        source.path.string(), missing.size(), missing.front(), byte_level_text(missing.front()));
+        "tokenizer '{}' has no token for {} of the 256 bytes: {}. They are dropped from texts, as the library does",
+        source.path.string(), missing.size(), describe_missing(missing));
   }
   // Collects the bytes of each token, in the order of ids.
   const auto vocab_size = static_cast<std::size_t>(json.vocab_size);

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "data/tokenizers/sentencepiece_model_check.h"
 #include "data/tokenizers/text.h"
 #include "system/stop.h"
@@ -47,6 +48,11 @@ SentencePieceTokenizer::SentencePieceTokenizer(const std::filesystem::path& path
     if (processor_->IsByte(id)) block_ids_.push_back(id);
   }
   if (block_ids_.size() != kBlock.size()) block_ids_.clear();
+  constexpr std::string_view kProbe = "a\n  b\xE2\x91\xA0";  // a line end, two spaces, and U+2460, which NFKC makes a 1
+  if (const std::string back = decode(encode(kProbe)); back != kProbe) {
+    spdlog::warn("{} changes texts: of {} it makes {}. A dataset then holds the changed text", place_,
+                 quote_text(kProbe), quote_text(back));
+  }
 }
 
 SentencePieceTokenizer::~SentencePieceTokenizer() = default;

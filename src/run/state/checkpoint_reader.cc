@@ -152,17 +152,26 @@ void require_trainer_state(const fs::path& path, Read&& read) {
   }
 }
 
-/// Runs a check of a checkpoint that all ranks do together. Returns what is wrong, or nullopt if nothing is.
+/// Calls `check`, which throws Error if files of a checkpoint are not as they should be. Returns what is wrong with
+/// them, or "" if nothing is. Throws SystemError if a file is there but cannot be read, which says nothing about it.
 template <typename Check>
-std::optional<std::string> error_of(Check&& check) {
+std::string damage_of(Check&& check) {
   try {
     check();
-    return std::nullopt;
-  } catch (const RankFailure&) {
-    throw;
+    return "";
+  } catch (const SystemError& error) {
+    if (!is_missing(error.reason())) throw;
+    return error.what();
   } catch (const Error& error) {
     return error.what();
   }
+}
+
+/// Returns, on all ranks, the damage that the first of them has found, with its rank, or nullopt if none has found any.
+std::optional<std::string> first_damage(ProcessGroup& world, std::string damage, std::string_view name) {
+  if (!damage.empty() && world.size() > 1) damage = fmt::format("rank {}: {}", world.rank(), damage);
+  damage = broadcast_first_text(world, damage, name);
+  return damage.empty() ? std::nullopt : std::optional(damage);
 }
 
 }  // namespace
@@ -190,6 +199,7 @@ std::optional<std::int64_t> CheckpointReader::choose_step(const Saver& saver) {
             asked, folder_.string());
     require(fs::exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
             path.string(), asked, fmt::join(steps, ", "));
+    passed_over_.insert(std::ranges::upper_bound(steps, asked), steps.end());
     if (asked < steps.back()) {
       spdlog::warn(
           "'{}' is not the newest checkpoint: a start without checkpoint.load_step goes on from step {}, unless those "
@@ -213,20 +223,23 @@ std::optional<std::int64_t> CheckpointReader::newest_below(std::int64_t limit) {
 }
 
 std::optional<std::string> CheckpointReader::read_manifest(Stored& stored) {
-  return error_of([&] {
-    constexpr std::string_view kName = "a checkpoint's manifest";
-    std::string text;
-    run_together(ranks_.world(), kName, [&] {
-      if (is_first_rank()) text = text_of(read_checkpoint_manifest(stored.path));
-    });
-    text = broadcast_first_text(ranks_.world(), text, kName);
-    parse_text(text, {.rank = ranks_.rank(), .size = ranks_.size()}, stored.manifest, stored.has_optimizer);
+  constexpr std::string_view kName = "a checkpoint's manifest";
+  std::string text, found;
+  run_together(ranks_.world(), kName, [&] {
+    if (is_first_rank()) found = damage_of([&] { text = text_of(read_checkpoint_manifest(stored.path)); });
   });
+  std::optional<std::string> damage = first_damage(ranks_.world(), found, kName);
+  if (damage) return damage;
+  text = broadcast_first_text(ranks_.world(), text, kName);
+  parse_text(text, {.rank = ranks_.rank(), .size = ranks_.size()}, stored.manifest, stored.has_optimizer);
+  return std::nullopt;
 }
 
 std::optional<std::string> CheckpointReader::check_files(const Stored& stored) {
-  return error_of([&] {
-    run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
+  constexpr std::string_view kName = "the check of a checkpoint";
+  std::string found;
+  run_long_together(ranks_.world(), kName, [&] {
+    found = damage_of([&] {
       const CheckpointManifest& manifest = stored.manifest;
       for (const std::string_view kind : kShardKinds) {
         if (kind == kOptimizerShards && !stored.has_optimizer) continue;
@@ -238,11 +251,12 @@ std::optional<std::string> CheckpointReader::check_files(const Stored& stored) {
       verify_files(stored.path, manifest);
     });
   });
+  return first_damage(ranks_.world(), found, kName);
 }
 
 void CheckpointReader::fail_damaged(std::int64_t step, const std::string& damage,
                                     std::optional<std::int64_t> in_memory) {
-  if (is_first_rank()) spdlog::warn("step {} is damaged; looking for a checkpoint that is whole", step);
+  if (is_first_rank()) spdlog::warn("step {} is damaged ({}); looking for a checkpoint that is whole", step, damage);
   std::optional<std::int64_t> whole = newest_below(std::numeric_limits<std::int64_t>::max());
   for (; whole; whole = newest_below(*whole)) {
     Stored stored{.path = checkpoint_path(folder_, *whole)};
@@ -338,7 +352,7 @@ std::optional<ResumedFrom> CheckpointReader::resume(data::Loader& loader, const 
     if (!damage) break;
     if (!falls_back) fail_damaged(resumed.step, *damage, in_memory);
     passed_over += fmt::format("\n  step {}: {}", resumed.step, *damage);
-    damaged_.insert(resumed.step);
+    passed_over_.insert(resumed.step);
     const std::optional<std::int64_t> next = newest_below(resumed.step);
     if (in_memory && (!next || *in_memory > *next)) {
       tell_what_was_passed_over(*in_memory, *first, passed_over);

@@ -35,10 +35,11 @@ class CheckpointReader {
   /// Does what Checkpointer::resume says. `saver` is the run and the attempt of this process.
   std::optional<ResumedFrom> resume(data::Loader& loader, const Saver& saver, std::optional<std::int64_t> in_memory);
 
-  /// Returns the steps of checkpoints that resume() has passed over.
-  const std::set<std::int64_t>& damaged() const { return damaged_; }
-  /// Must be called when a checkpoint of this step is saved again.
-  void forget_damage(std::int64_t step) { damaged_.erase(step); }
+  /// Returns the steps of checkpoints that resume() has passed over, because they are damaged or later than
+  /// checkpoint.load_step. Only rank 0 knows the latter.
+  const std::set<std::int64_t>& passed_over() const { return passed_over_; }
+  /// Must be called when a checkpoint of this step is saved.
+  void note_saved(std::int64_t step) { passed_over_.erase(step); }
 
  private:
   /// Describes a checkpoint to load.
@@ -50,6 +51,9 @@ class CheckpointReader {
   std::optional<std::int64_t> choose_step(const Saver& saver);
   /// Returns the step of the newest checkpoint's folder below `limit`.
   std::optional<std::int64_t> newest_below(std::int64_t limit);
+  // Only a file that is missing or has a wrong content is damaged. If one cannot be read, the functions that check
+  // files throw Error: the file may be whole.
+
   /// Reads the manifest on rank 0, which tells the others. Returns what is wrong with it, or nullopt if nothing is.
   std::optional<std::string> read_manifest(Stored& stored);
   /// Checks the files, which the ranks share among themselves. Returns what is wrong with them, or nullopt if nothing
@@ -67,7 +71,7 @@ class CheckpointReader {
   Ranks& ranks_;
   Parameters& parameters_;
   std::filesystem::path folder_;
-  std::set<std::int64_t> damaged_;
+  std::set<std::int64_t> passed_over_;
 };
 
 /// Returns the keys that define the model and the numbers that it computes, with their values.

@@ -223,10 +223,16 @@ void Checkpointer::commit() {
   }
   if (before_commit_) before_commit_();
   commit_checkpoint(folder_, save_.manifest, saver_);
-  reader_.forget_damage(save_.manifest.step);
-  prune_checkpoints(
-      folder_, saver_,
-      {.newest = config_.checkpoint.keep_latest_k, .last_saved = save_.manifest.step, .not_whole = reader_.damaged()});
+  reader_.note_saved(save_.manifest.step);
+  try {
+    prune_checkpoints(folder_, saver_,
+                      {.newest = config_.checkpoint.keep_latest_k,
+                       .last_saved = save_.manifest.step,
+                       .not_counted = reader_.passed_over()});
+  } catch (const Error& error) {
+    spdlog::warn("{}; step {} is saved, and the next save tries again to delete older ones", error.what(),
+                 save_.manifest.step);
+  }
 }
 
 std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optional<std::int64_t> in_memory) {

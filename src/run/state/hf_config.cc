@@ -307,6 +307,7 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
     fail("{}: {}", where, error.what());
   }
   require(m.eos_id < m.vocab_size, "{}: \"eos_token_id\" {} is outside the vocabulary", where, m.eos_id);
+  require(config.bos_id < m.vocab_size, "{}: \"bos_token_id\" {} is outside the vocabulary", where, config.bos_id);
   return config;
 }
 

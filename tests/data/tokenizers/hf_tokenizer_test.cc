@@ -2,8 +2,10 @@
 
 #include <thread>
 
+#include "base/log.h"
 #include "data/load_tokenizer.h"
 #include "tests/data/tokenizer_json_support.h"
+#include "tests/log_of.h"
 #include "tests/threads_scope.h"
 
 namespace tessera::data {
@@ -33,6 +35,23 @@ TEST(HfTokenizer, Describes) {
   ASSERT_EQ(tokenizer.files().size(), 1u);
   EXPECT_EQ(tokenizer.files()[0].name, "tokenizer.json");
   EXPECT_EQ(tokenizer.files()[0].content, small_tokenizer().dump());
+}
+
+TEST(HfTokenizer, NamesTheMissingBytesThatMatter) {
+  const TemporaryFolder scratch;
+  json file = small_tokenizer();
+  for (const char* token : {"\u0100", "\u010A", "\u0120", "z", "ab", "bc", "abc", "\u0120a"}) {
+    file["model"]["vocab"].erase(token);
+  }
+  file["model"]["merges"] = json::array();
+  const std::string log = log_of([&] {
+    load(scratch, file);
+    spdlog::default_logger()->flush();
+  });
+  EXPECT_NE(log.find("no token for 4 of the 256 bytes: the space, 0x20 (\"\u0120\" in the file); the line feed, 0x0A "
+                     "(\"\u010A\" in the file); 0x7A (\"z\" in the file); 0x00"),
+            std::string::npos)
+      << log;
 }
 
 // The tokenizer first makes the merge that was learned first, wherever it is. Of equal merges it makes the leftmost

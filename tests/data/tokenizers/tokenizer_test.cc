@@ -1,5 +1,8 @@
 #include "data/tokenizers/tokenizer.h"
 
+#include <sentencepiece_trainer.h>
+
+#include "base/log.h"
 #include "data/load_tokenizer.h"
 #include "data/sentencepiece_trainer.h"
 #include "data/tokenizers/byte_tokenizer.h"
@@ -7,6 +10,7 @@
 #include "data/tokenizers/text.h"
 #include "tensor/philox.h"
 #include "tests/data/support.h"
+#include "tests/log_of.h"
 
 namespace tessera::data {
 namespace {
@@ -122,6 +126,31 @@ TEST(SentencePieceTokenizer, LongTextsAreEncodedLikeTheirParts) {
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(no_spaces)), no_spaces);
 }
 
+TEST(SentencePieceTokenizer, AModelThatChangesTextsIsWarnedOf) {
+  const TemporaryFolder scratch;
+  write_file(scratch / "text", training_text());
+  const auto log_of_model = [&](const std::string& rule, const std::string& removes_spaces) {
+    const auto status = sentencepiece::SentencePieceTrainer::Train(
+        std::unordered_map<std::string, std::string>{{"input", scratch / "text"},
+                                                     {"model_prefix", scratch / "m"},
+                                                     {"minloglevel", "2"},
+                                                     {"model_type", "bpe"},
+                                                     {"byte_fallback", "true"},
+                                                     {"vocab_size", "300"},
+                                                     {"normalization_rule_name", rule},
+                                                     {"remove_extra_whitespaces", removes_spaces}});
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    return log_of([&] {
+      load_tokenizer((scratch / "m.model").string());
+      spdlog::default_logger()->flush();
+    });
+  };
+  EXPECT_NE(log_of_model("nmt_nfkc", "false").find("changes texts: of \"a\\x0a  b\u2460\" it makes"),
+            std::string::npos);
+  EXPECT_NE(log_of_model("identity", "true").find("changes texts"), std::string::npos);
+  EXPECT_EQ(log_of_model("identity", "false").find("changes texts"), std::string::npos);
+}
+
 TEST(SentencePieceTokenizer, TrainingIsDeterministic) {
   const std::string text = training_text();
   EXPECT_EQ(train(text, 400), small_model());
@@ -143,7 +172,11 @@ TEST(SentencePieceTokenizer, TheSampleIsOfTheWholeText) {
 
 TEST(SentencePieceTokenizer, TrainingErrors) {
   expect_error([] { train(training_text(), 259); }, {"259", "more than 259"});
-  expect_error([] { train("tiny", 5000); }, {"5000 pieces", "4 bytes", "at most", "smaller vocabulary"});
+  expect_error([] { train("tiny", 5000); },
+               {"5000 pieces", "4 bytes", "at most", "smaller vocabulary", "give more text"});
+  expect_error(
+      [] { train(training_text(), 5000, 4'096); },
+      {"5000 pieces", fmt::format("of the text's {}", training_text().size()), "larger sample", "--sample-bytes"});
   expect_error([] { train("", 300); }, {"no text"});
 }
 

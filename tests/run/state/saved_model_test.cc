@@ -227,7 +227,8 @@ TEST(HfWeights, WhatTheyRefuse) {
            {"{\"weight_map\": {\"w\": 3}}", "no string"},
            {"{\"weight_map\": {\"w\": \"../model.safetensors\"}}", "the name of a file beside it"},
            {"{\"weight_map\": {\"w\": \"absent.safetensors\"}}", "absent.safetensors"},
-           {"{\"weight_map\": {\"other\": \"model.safetensors\"}}", "no tensor 'other'"},
+           {"{\"weight_map\": {\"w\": \"model.safetensors\", \"other\": \"model.safetensors\"}}", "no tensor 'other'"},
+           {"{\"weight_map\": {\"other\": \"model.safetensors\"}}", "has the tensor 'w', which"},
            {"{\"weight_map\": {\"w\": ", "not JSON"}}) {
     data::write_file(index, text);
     expect_error([&] { read({2}, "other"); }, {part});
@@ -436,6 +437,7 @@ TEST(HfConfigJson, WhatItRefuses) {
   refused("rope_theta", 0.0, {"rope_theta"});
   refused("rms_norm_eps", -1.0, {"norm_eps"});
   refused("max_position_embeddings", 0, {"max_position_embeddings"});
+  refused("bos_token_id", 1'000'000'000, {"bos_token_id", "1000000000", "outside the vocabulary"});
   for (const char* key : {"n_group", "topk_group", "routed_scaling_factor", "n_shared_experts", "q_lora_rank"}) {
     nlohmann::json json = valid;
     json.erase(key);  // transformers has a default, but none that means "none"
