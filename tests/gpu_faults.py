@@ -27,7 +27,7 @@ from lab import Follower, losses, make_dataset, train_arguments  # noqa: E402
 
 MODEL = {
     "training.device": "cuda", "training.seq_len": 512, "training.local_batch_size": 4,
-    "training.global_batch_size": 64, "training.num_threads": 4, "model.args.dim": 512, "model.args.n_layers": 6,
+    "training.global_batch_size": 16, "training.num_threads": 4, "model.args.dim": 512, "model.args.n_layers": 6,
     "model.args.n_heads": 4, "debug.deterministic": "true", "checkpoint.enable": "true", "checkpoint.interval": 60,
     "checkpoint.memory_interval": 10,
 }
