@@ -168,7 +168,12 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   write_hf_weights(folder.path(), written, source, config.model.n_layers,
                    {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
   if (const auto tokenizer = tokenizer_of(saved)) {
-    for (const CheckpointPart& part : tokenizer_parts(*tokenizer)) part.write(folder.path() / part.name);
+    const std::vector<CheckpointPart> parts = tokenizer_parts(*tokenizer);
+    for (const CheckpointPart& part : parts) part.write(folder.path() / part.name);
+    if (parts.empty()) {
+      spdlog::warn("the tokenizer '{}' has no files, so '{}' has no tokenizer: whoever uses it must encode text alike",
+                   tokenizer->kind(), options.output);
+    }
   }
   if (config.form == HfForm::kRemoteCode) {
     for (const auto& [name, content] : remote_code_files()) {
@@ -180,6 +185,22 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   fmt::print("{}: step {} as {} for {}{}\n", options.output, saved.step(), options.dtype, hf_class_name(config.form),
              config.form == HfForm::kRemoteCode ? " (trust_remote_code=True)" : "");
 }
+
+/// Creates a folder if it is not there. The destructor removes it if nothing was put into it.
+class NewFolder {
+ public:
+  explicit NewFolder(fs::path path) : path_(std::move(path)), is_new_(!path_exists(path_)) { create_folder(path_); }
+  ~NewFolder() {
+    std::error_code not_empty;
+    if (is_new_) fs::remove(path_, not_empty);
+  }
+  NewFolder(const NewFolder&) = delete;
+  NewFolder& operator=(const NewFolder&) = delete;
+
+ private:
+  fs::path path_;
+  bool is_new_;
+};
 
 void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   require(saved.is_hf(), "'{}' is a checkpoint of Tessera already", saved.path().string());
@@ -198,7 +219,7 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   } else {
     state["tokenizer"] = {{"kind", ""}, {"bos_id", saved.config().bos_id}, {"eos_id", saved.config().eos_id}};
   }
-  create_folder(options.output);
+  const NewFolder folder(options.output);
   const FileLock lock(fs::path(options.output) / kRunLockName, fmt::format("the folder '{}'", options.output),
                       {.at_end = FileLock::AtEnd::kRemoveFile});
   const std::vector<std::int64_t> steps = checkpoint_steps(options.output);

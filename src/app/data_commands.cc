@@ -79,7 +79,7 @@ struct TokenizerCommand {
     fs::path path(output);
     if (path.extension() != ".model") path /= data::kTokenizerModelName;
     const auto require_absent = [&] {
-      require(overwrite || !fs::exists(path), "output '{}': it exists; --force replaces it", path.string());
+      require(overwrite || !path_exists(path), "output '{}': it exists; --force replaces it", path.string());
     };
     require_absent();
     const Stopwatch watch;

@@ -97,7 +97,7 @@ void write_whole_file(const std::filesystem::path& path, std::string_view conten
 /// Makes the names in `directory` durable by an fsync of the directory.
 void sync_directory(const std::filesystem::path& directory);
 
-/// Creates a folder and every missing folder above it.
+/// Creates a folder and every missing folder above it, and makes their names durable.
 void create_folder(const std::filesystem::path& folder);
 
 /// Returns whether `path` names something. Throws Error if the system cannot tell.

@@ -116,13 +116,12 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
 
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
-  std::error_code unreadable;
-  require(!fs::is_regular_file(folder, unreadable), "dataset '{}': it is a file; expected a dataset's folder: {}",
-          folder.string(), remedy(folder));
-  require(fs::is_directory(folder, unreadable), "dataset '{}': no such folder; {}", folder.string(), remedy(folder));
-  require(fs::exists(path, unreadable) || unreadable,
-          "dataset '{}': the folder has no {}, which is written last, when all else is there; {}", folder.string(),
-          kManifestName, remedy(folder));
+  const bool is_there = path_exists(folder);  // throws Error if the user may not look there
+  require(!fs::is_regular_file(folder), "dataset '{}': it is a file; expected a dataset's folder: {}", folder.string(),
+          remedy(folder));
+  require(is_there && fs::is_directory(folder), "dataset '{}': no such folder; {}", folder.string(), remedy(folder));
+  require(path_exists(path), "dataset '{}': the folder has no {}, which is written last, when all else is there; {}",
+          folder.string(), kManifestName, remedy(folder));
   try {
     return parse_manifest(path);
   } catch (const Error& error) {

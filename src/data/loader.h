@@ -8,9 +8,10 @@
 // shuffle it visits them in ascending order.
 //
 // Position: the number n of samples that all data ranks together have consumed since the start. Its epoch is n / N. A
-// call of `next` on rank r reads the samples at n + r * B ... n + (r + 1) * B - 1 (B = local_batch_size) and increases
-// n by dp_size * B. So ranks never overlap, and the end of an epoch flows into the next. There is no other state, and
-// neither B nor dp_size is part of it. A run can therefore resume on another number of ranks and continue where it was.
+// call of `next` on rank r reads the samples at n + r * B ... n + (r + 1) * B - 1 (B = the sequences of a micro-batch)
+// and increases n by dp_size * B. So ranks never overlap, and the end of an epoch flows into the next. There is no
+// other state, and neither B nor dp_size is part of it. A run can therefore resume on another number of ranks and
+// continue where it was.
 #pragma once
 
 #include <cstdint>

@@ -30,6 +30,7 @@
 #include "launch/watch/protocol.h"
 #include "run/record/run_folder.h"
 #include "run/record/run_info.h"
+#include "run/restart_step.h"
 #include "run/state/replica_check.h"
 #include "system/file_lock.h"
 #include "system/host_name.h"
@@ -61,7 +62,7 @@ struct Attempt {
   }
 };
 
-/// The incidents that are not over, and what they cost.
+/// The incidents that are not over, what they cost, and where the next attempt resumes.
 struct Recovery {
   std::optional<Incident> healing;       // set until the run is as far as before, or fails again
   std::int64_t step_before_failure = 0;  // the run has healed when it reaches this step again
@@ -69,6 +70,7 @@ struct Recovery {
   std::vector<std::string> nodes_that_differed;  // the nodes of that attempt, in the order of ranks
   Stopwatch since_looked;                        // for that replay
   bool slow_is_told = false;                     // a warning says that a rank is slow and has no spare
+  std::optional<RestartStep> restart_step;       // set from the first attempt on, if it has checkpoint.load_step
 
   bool is_healing(const Incident& incident) const { return healing && healing->number == incident.number; }
   /// Ends the healing at Unix time `end`. Returns the incident, with what it has cost.
@@ -499,6 +501,11 @@ class Launcher {
     program.push_back(fmt::format("--job.attempt={}", state().attempt));
     program.push_back("--job.node_folder=" + node_folder().string());
     if (config_.checkpoint.enable) program.emplace_back("--checkpoint.fallback");  // nobody is there to choose
+    if (recovery_.restart_step) {
+      program.push_back(fmt::format("--checkpoint.load_step={}", recovery_.restart_step->next()));
+    } else if (config_.checkpoint.load_step >= 0) {
+      recovery_.restart_step.emplace(dump_folder() / config_.checkpoint.folder, config_.checkpoint.load_step);
+    }
     const CommandLine command =
         engine_->on_ranks(nodes_.active(), options_.ranks_per_node, {kAttemptVariable}, program);
     const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);

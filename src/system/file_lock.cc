@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "system/host_name.h"
 
@@ -22,7 +23,7 @@ constexpr std::string_view kProcess = "process ";
 
 int open_file(const std::filesystem::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  require(descriptor >= 0, "cannot open '{}': {}", path.string(), std::strerror(errno));
+  if (descriptor < 0) throw SystemError(fmt::format("open '{}'", path.string()), errno);
   return descriptor;
 }
 
@@ -99,7 +100,7 @@ void FileLock::replace_file() {
   const std::filesystem::path own = fmt::format("{}.{}", path_.string(), ::getpid());
   descriptor_ = open_file(own);
   const bool replaced = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 && ::rename(own.c_str(), path_.c_str()) == 0;
-  require(replaced, "cannot take over '{}': {}", path_.string(), std::strerror(errno));
+  if (!replaced) throw SystemError(fmt::format("take over '{}'", path_.string()), errno);
 }
 
 bool FileLock::is_held() const {

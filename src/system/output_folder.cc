@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 /// Returns the first entry of `folder` that is not part of this kind, or an empty path if there is none.
 fs::path find_foreign_entry(const fs::path& folder, const OutputKind& kind) {
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+  for (const fs::directory_entry& entry : entries_of(folder)) {
     fs::path name = entry.path().filename();
     if (name.extension() == ".tmp") name = name.stem();  // a writer that was killed leaves it
     if (!kind.is_part(name) || !entry.is_regular_file()) return entry.path();
@@ -23,7 +23,9 @@ fs::path find_foreign_entry(const fs::path& folder, const OutputKind& kind) {
 /// Returns the absolute path without "." or a trailing slash, so that callers can append a suffix to its name.
 fs::path absolute_folder(const fs::path& output) {
   require(!output.empty(), "no output folder given");
-  const fs::path folder = fs::weakly_canonical(fs::absolute(output));
+  std::error_code error;
+  const fs::path folder = fs::weakly_canonical(fs::absolute(output), error);
+  if (error) throw SystemError(fmt::format("look for the output folder '{}'", output.string()), error.value());
   return folder.has_filename() ? folder : folder.parent_path();
 }
 
@@ -31,15 +33,15 @@ fs::path absolute_folder(const fs::path& output) {
 
 void check_output(const fs::path& output, const OutputKind& kind, bool overwrite) {
   const fs::path folder = absolute_folder(output);
-  if (!fs::exists(folder)) return;
+  if (!path_exists(folder)) return;
   require(fs::is_directory(folder), "output '{}': expected a folder, or a name for one; it is a file", output.string());
-  if (fs::is_empty(folder)) return;
+  if (entries_of(folder).empty()) return;
   require(overwrite, "output '{}': there is {} already; --force replaces {}", output.string(),
-          fs::exists(folder / kind.marker) ? kind.name : "something", kind.name);
+          path_exists(folder / kind.marker) ? kind.name : "something", kind.name);
   const fs::path foreign = find_foreign_entry(folder, kind);
   require(foreign.empty(), "output '{}': it holds '{}', which is not part of {}: not replaced", output.string(),
           foreign.filename().string(), kind.name);
-  require(fs::exists(folder / kind.marker), "output '{}': it holds no {}, so it is not {}: not replaced",
+  require(path_exists(folder / kind.marker), "output '{}': it holds no {}, so it is not {}: not replaced",
           output.string(), kind.marker, kind.name);
 }
 
@@ -48,10 +50,10 @@ OutputFolder::OutputFolder(const fs::path& output, const OutputKind& kind)
   create_folder(output_.parent_path());
   lock_.emplace(path_.string() + ".lock", fmt::format("output '{}'", output_.string()),
                 FileLock::Options{.at_end = FileLock::AtEnd::kRemoveFile});
-  if (fs::exists(path_)) {
+  if (path_exists(path_)) {
     const fs::path foreign = fs::is_directory(path_) ? find_foreign_entry(path_, kind) : path_;
     require(foreign.empty(), "'{}' is in the way: it is needed for the time of writing", foreign.string());
-    fs::remove_all(path_);
+    remove_tree(path_);
   }
   create_folder(path_);
 }

@@ -735,7 +735,8 @@ TEST_F(Cli, ConvertingRefusesAFormThatIsNotExact) {
   train(plain);
   const Finished exact = convert("auto");
   EXPECT_EQ(exact.status, 0) << exact.output;
-  EXPECT_THAT(exact.output, AllOf(HasSubstr("for DeepseekV2ForCausalLM"), HasSubstr("epsilon")));
+  EXPECT_THAT(exact.output, AllOf(HasSubstr("for DeepseekV2ForCausalLM"), HasSubstr("epsilon"),
+                                  HasSubstr("the tokenizer 'bytes' has no files")));
   // The exported folder does not distinguish one expert group from no groups. A run with one group can start from it.
   std::vector<std::string> start = plain;
   start.insert(start.end(), {"--checkpoint.initial_load_path=" + (scratch_ / "hf").string(),
@@ -789,6 +790,11 @@ TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
   EXPECT_THAT(run({"convert", "--to", "hf", "--input", "/nonexistent", "--output", back + "3"}).output,
               HasSubstr("/nonexistent"));
   EXPECT_FALSE(std::filesystem::exists(back + "3"));
+  // A conversion that fails, as on a full disk, leaves nothing.
+  const Finished full =
+      Process(scratch_, {"convert", "--to", "tessera", "--input", golden, "--output", back + "4"}, 20'000).finish();
+  EXPECT_EQ(full.status, 74);
+  EXPECT_FALSE(std::filesystem::exists(back + "4"));
 }
 
 TEST_F(Cli, ConvertingKeepsMultiTokenPredictionAndTheTokenizer) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "data/load_tokenizer.h"
 #include "support.h"
 #include "tests/threads_scope.h"
 
@@ -277,7 +278,15 @@ TEST(Manifest, ManifestsThatLie) {
   text.insert(text.find('{') + 1, "\"x\": " + std::string(300'000, '[') + std::string(300'000, ']') + ",");
   write_file(path, text);
   expect_error([&] { read_manifest(folder); }, {path.string(), "nested deeper"});
-  EXPECT_NO_THROW(expect_error([&] { read_manifest(std::string(5000, 'x')); }, {"no such folder"}));
+  EXPECT_NO_THROW(expect_error([&] { read_manifest(std::string(5000, 'x')); }, {"File name too long"}));
+  // A folder that the system does not show is not called missing.
+  const auto loop = folder.parent_path() / "loop";
+  std::filesystem::create_symlink("loop", loop);
+  expect_error([&] { read_manifest(loop); }, {loop.string(), "Too many levels"});
+  expect_error([&] { load_tokenizer(loop.string()); }, {loop.string(), "Too many levels"});
+  PrepareOptions options = options_for(scratch);
+  options.output = loop;
+  expect_error([&] { prepare_dataset(options); }, {loop.string(), "Too many levels"});
 }
 
 TEST(Manifest, ShardsMustBeThoseOfTheManifest) {

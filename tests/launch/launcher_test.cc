@@ -26,7 +26,7 @@ using ::testing::Not;
 
 struct Script {
   std::vector<std::string> nodes = {"n1"};
-  std::vector<std::string> ranks = {};        // shell commands for the ranks of each attempt
+  std::vector<std::string> ranks = {};        // shell commands for the ranks of each attempt; "$@" is their program
   std::string monitor_of_n1 = "exec \"$@\"";  // "$@" is the monitor's command
   std::string drain = "true";
   std::function<void(std::size_t)> before_ranks = [](std::size_t) {};  // receives the index of the attempt
@@ -46,9 +46,11 @@ class ScriptEngine : public Engine {
     return command;
   }
   CommandLine on_ranks(const std::vector<std::string>&, int, const std::vector<std::string>&,
-                       const CommandLine&) const override {
+                       const CommandLine& program) const override {
     script_.before_ranks(attempt_);
-    return {"sh", "-c", script_.ranks.at(attempt_++)};
+    CommandLine command = {"sh", "-c", script_.ranks.at(attempt_++), "sh"};
+    command.insert(command.end(), program.begin(), program.end());
+    return command;
   }
   std::optional<CommandLine> drain(const std::string&, const std::string&) const override {
     return CommandLine{"sh", "-c", script_.drain};
@@ -99,6 +101,24 @@ TEST_F(LauncherTest, AFailureBeforeTheRunHasHealedEndsTheFirstIncident) {
   EXPECT_THAT(first.at("text").get<std::string>(), HasSubstr("failed again before it trained"));
   EXPECT_TRUE(second.at("seconds_lost").is_null());
   EXPECT_THAT(log_, HasSubstr("stopped: there were 1 restarts"));
+}
+
+/// checkpoint.load_step is for the first attempt. If restarts began there, too, all steps since would be lost.
+TEST_F(LauncherTest, ARestartGoesOnFromWhatTheLaunchHasSaved) {
+  config_.checkpoint.enable = true;
+  config_.checkpoint.load_step = 15;
+  options_.arguments = {"--checkpoint.load_step=15"};
+  const fs::path checkpoints = run_ / config_.checkpoint.folder;
+  for (const char* step : {"step-15", "step-30"}) data::write_file(checkpoints / step / "manifest.json", "old");
+  const auto save = [&](std::size_t attempt) {
+    if (attempt == 0) data::write_file(checkpoints / "step-20" / "manifest.json", "new");
+  };
+  const std::string record = fmt::format("echo \"$@\" >> {}; ", (scratch_ / "programs").string());
+  EXPECT_EQ(run({.ranks = {record + "exit 1", record + "exit 0"}, .before_ranks = save}), 0) << log_;
+  std::ifstream programs(scratch_ / "programs");
+  std::vector<std::string> last;
+  for (std::string line; std::getline(programs, line);) last.push_back(line.substr(line.rfind("load_step=")));
+  EXPECT_THAT(last, ::testing::ElementsAre(::testing::StartsWith("load_step=15 "), "load_step=20"));
 }
 
 TEST_F(LauncherTest, ASignalThatStopsAHealingRunIsTheReasonOfItsEnd) {

@@ -95,8 +95,9 @@ void require_writable_folder(const fs::path& folder, const char* key, const std:
     create_folder(folder);
     const AtomicFile removed_at_once(folder / probe);
   } catch (const Error& error) {
-    fail("nothing can be written to '{}' ({}): {}; expected a folder that this user may write to", folder.string(), key,
-         error.what());
+    throw Error(fmt::format("nothing can be written to '{}' ({}): {}; expected a folder that this user may write to",
+                            folder.string(), key, error.what()),
+                error.status());
   }
 }
 

@@ -45,7 +45,7 @@ class CheckpointReader {
   /// Describes a checkpoint to load.
   struct Stored {
     std::filesystem::path path;
-    CheckpointManifest manifest = {};  // has those of the files that this rank verifies
+    CheckpointManifest manifest = {};  // `files` lists only those that this rank verifies
     bool has_optimizer = false;
   };
   std::optional<std::int64_t> choose_step(const Saver& saver);

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/file.h"
 
 namespace tessera {
 namespace {
@@ -26,11 +27,11 @@ std::optional<std::int64_t> number_behind(std::string_view prefix, const std::st
   return error == std::errc() && end == name.data() + name.size() ? std::optional(number) : std::nullopt;
 }
 
-/// Returns the names of a folder's entries, sorted; none if there is no such folder.
+/// Returns the names of a folder's entries, sorted; none if there is no such folder. Throws Error if it cannot be read:
+/// a later attempt, or copies, may be there.
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(folder, missing)) names.push_back(entry.path().filename());
+  for (const fs::directory_entry& entry : entries_of(folder)) names.push_back(entry.path().filename());
   std::ranges::sort(names);
   return names;
 }

@@ -27,8 +27,7 @@ bool holds(HfForm form, const std::string& name) {
 }  // namespace
 
 SavedModel::SavedModel(const fs::path& path, const VerifyShare& share) : path_(path) {
-  std::error_code unreadable;
-  if (fs::exists(path / kHfConfigName, unreadable)) {
+  if (path_exists(path / kHfConfigName)) {
     const fs::path config_path = path / kHfConfigName;
     config_ = parse_hf_config(read_text_file(config_path), config_path.string());
     hf_.emplace(path);

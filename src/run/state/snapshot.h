@@ -65,7 +65,8 @@ class Snapshot {
   /// pieces that are not filled yet. Throws Error if a stop is requested while it waits, and InternalError if the GPU
   /// has failed.
   void read(std::size_t num_bytes, const Sink& sink, const std::stop_token& stop = {});
-  /// Frees what was not read. A copy that is under way goes on without memory. Does not wait. After it comes start().
+  /// Frees what was not read. A copy that is under way goes on without memory. Does not wait. Afterwards, only
+  /// start() may be called.
   void drop();
   /// Returns the size of the pieces whose numbers are still to be read, in bytes. Any thread may call it at any time.
   std::size_t num_held_bytes() const;

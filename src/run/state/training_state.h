@@ -58,10 +58,10 @@ class TrainingState {
   /// Returns masters, the optimizer's tensors and buffers.
   std::vector<Tensor> tensors() const;
 
-  const Parameters& parameters_;
   /// Returns the stream on which a GPU's state is read.
   const cuda::Stream& stream();
 
+  const Parameters& parameters_;
   std::optional<cuda::Stream> stream_;
   std::array<Buffer, 2> staging_;  // for a GPU's state; allocated by the first read()
 };

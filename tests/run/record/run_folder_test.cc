@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -88,6 +89,17 @@ TEST_F(RunFolders, AnotherRunsMetricsAreNotOverwritten) {
   EXPECT_NO_THROW(start({}));
   expect_error([&] { start({"--checkpoint.enable=false"}); },
                {"another run", "checkpoint.enable to go on from step 4"});
+}
+
+/// A launcher restarts a run whose storage fails. Here, a socket stands for that: to open one fails with ENXIO.
+TEST_F(RunFolders, StorageThatFailsHasItsStatus) {
+  std::filesystem::create_directories(folder());
+  for (const char* name : {"probe.tmp", "run.lock"}) {
+    const std::filesystem::path path = folder() / name;
+    ASSERT_EQ(mknod(path.c_str(), S_IFSOCK | 0600, 0), 0);
+    EXPECT_EQ(status_of([&] { RunFolder(config(), checkpoints()); }), ExitStatus::kStorageFailed) << name;
+    std::filesystem::remove(path);
+  }
 }
 
 TEST_F(RunFolders, OneProgramAtATime) {

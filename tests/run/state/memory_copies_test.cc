@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "comm/transport/forwarding_transport.h"
+#include "run/state/copy_folder.h"
 #include "run/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
@@ -169,6 +170,17 @@ void expect_same(const Losses& actual, const Losses& expected, std::int64_t firs
   for (const auto& [step, numbers] : actual) EXPECT_EQ(numbers, expected.at(step)) << step;
   EXPECT_EQ(actual.begin()->first, first_step);
   EXPECT_EQ(actual.rbegin()->first, expected.rbegin()->first);
+}
+
+/// A later attempt, or copies, may be in a folder that cannot be read.
+TEST(CopyFolder, OnlyAMissingFolderIsEmpty) {
+  const TemporaryFolder scratch;
+  const CopyFolder folder(scratch.path(), {.id = "test"});
+  EXPECT_TRUE(folder.attempts().empty());
+  fs::create_directories(scratch / "memory");
+  fs::create_symlink("test", scratch / "memory/test");  // a link to itself
+  expect_error([&] { static_cast<void>(folder.attempts()); }, {"memory/test", "Too many levels"});
+  expect_error([&] { folder.require_no_later_attempt(); }, {"memory/test", "Too many levels"});
 }
 
 /// Sharded ranks on two and three nodes, and replicas on separate and on shared nodes, with and without shards.

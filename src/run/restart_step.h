@@ -1,0 +1,34 @@
+// Says where the attempts after a launch's first one resume, if a person has asked for checkpoint.load_step.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+namespace tessera {
+
+/// A launch that is given checkpoint.load_step begins there. Its restarts go on from what it has saved since, and not
+/// from checkpoints of later steps that it has left behind. `folder` is that of the run's checkpoints.
+class RestartStep {
+ public:
+  /// Notes the later checkpoints. Must be constructed before the first attempt saves. Throws Error if `folder` cannot
+  /// be read.
+  RestartStep(std::filesystem::path folder, std::int64_t load_step);
+
+  /// Returns checkpoint.load_step for a restart: the newest step that the launch has saved, or `load_step` if it has
+  /// saved none. It is -1, which also takes copies in memory, unless later checkpoints that were left behind are still
+  /// there. Throws Error if `folder` cannot be read.
+  std::int64_t next() const;
+
+ private:
+  /// Returns the manifests of the checkpoints later than load_step_. A step that is saved again gets another one,
+  /// unless it has the same content.
+  std::map<std::int64_t, std::string> later_manifests() const;
+
+  std::filesystem::path folder_;
+  std::int64_t load_step_;
+  std::map<std::int64_t, std::string> left_behind_;
+};
+
+}  // namespace tessera
