@@ -198,12 +198,29 @@ BusiestRank busiest_rank(const ExpertLoads& loads, const JobConfig& job) {
 
 namespace {
 
-/// Throws Error if the cluster's GPUs cannot make such a step.
+/// Returns whether MXFP8 has blocks of 32. Hoppers multiply these on other units than blocks of 128, their default.
+bool has_small_blocks(const std::optional<RecipeOptions>& options) {
+  if (!options) return false;
+  const BlockChoice shape = options->block_shape;
+  const bool is_emulated = options->recipe == Recipe::kMxfp8Emulated && shape == BlockChoice::kOfRecipe;
+  return is_emulated || shape == BlockChoice::k1x32 || shape == BlockChoice::k32x32;
+}
+
+/// Throws Error if the cluster's GPUs cannot make such a step, or if nobody knows how long its products take.
 void check_kernels(const JobConfig& job, const MeshDegrees& degrees, const Cluster& cluster) {
   const std::string precision = precision_of(job);
   require(precision == kConfiguredPrecision || std::ranges::count(cluster.precisions, precision) > 0,
           "{} has no kernels for {}: '{}' lists {}", cluster.name, precision, cluster.path.string(),
           fmt::join(cluster.precisions, ", "));
+  const RecordedOperator product{
+      .name = "grouped_linear_forward", .operands = {{{1, 1}, DType::kFloat8E4M3}}, .pass = {}};
+  const bool is_calibrated =
+      std::ranges::none_of(cluster.rules, [&](const OperatorRule& rule) { return rule.is_for(product); });
+  const Recipes recipes = job.recipes();
+  require(!is_calibrated || (!has_small_blocks(recipes.linear) && !has_small_blocks(recipes.grouped_mm)),
+          "the rates of {} are of blocks of 128, and blocks of 32 are slower there: add an [[operator]] for such "
+          "products to '{}', or set quantize.linear.mx.block_shape and quantize.grouped_mm.mx.block_shape to 128x128",
+          cluster.name, cluster.path.string());
   const auto& parallelism = job.parallelism;
   const bool is_direct = parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
   require(!is_direct || degrees.ep == 1 || parallelism.expert_parallel_num_sms < cluster.num_sms,

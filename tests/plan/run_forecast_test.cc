@@ -333,6 +333,24 @@ TEST(RunForecast, DirectIsCutAtDomains) {
   expect_error([&] { domain_of({ep, direct}, 3); }, {"4 ranks", "domains of 3"});
 }
 
+// A calibration of a Hopper has blocks of 128.
+TEST(RunForecast, BlocksOf32NeedARateOfTheirOwn) {
+  Cluster cluster = costly_cluster();
+  cluster.precisions = {"mxfp8"};
+  const auto forecast_with = [&](const Overrides& more) {
+    Overrides all = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
+                     "--training.mixed_precision_param=bfloat16", "--quantize.linear.mx.unaligned=bf16",
+                     "--quantize.grouped_mm.mx.unaligned=bf16"};
+    all.insert(all.end(), more.begin(), more.end());
+    const JobConfig job = config_of_ranks(all);
+    forecast_run({job, Device::kCpu, resolve({}, 1)}, cluster, RoutingKind::kUniform);
+  };
+  const std::string small = "--quantize.grouped_mm.mx.block_shape=1x32";
+  EXPECT_NO_THROW(forecast_with({small}));  // the cluster has a rule for everything
+  cluster.rules = {{.operators = {"*"}, .type = "bfloat16"}, {.operators = {"*"}, .type = "float32"}};
+  expect_error([&] { forecast_with({small}); }, {"blocks of 32", cluster.name, "128x128"});
+}
+
 TEST(RunForecast, WhatAGpuHasNoKernelsForIsRefused) {
   const auto refused = [](const Overrides& more, const std::vector<std::string>& parts) {
     Cluster cluster = free_cluster();
