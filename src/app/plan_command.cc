@@ -259,7 +259,7 @@ struct TimeCommand {
     job.validate();
     if (cluster.empty()) return run_on_cpu(job, degrees_of(job));
     const Cluster machine = cluster_with_engine(cluster, engine, job);
-    set_ranks_per_domain(job, machine);
+    set_ranks_per_domain(job, num_ranks, machine);
     run_on(machine, job, degrees_of(job));
   }
 
@@ -278,6 +278,9 @@ struct TimeCommand {
 
   /// Returns the days of the whole run at `rate` tokens per second and GPU.
   double days_of_run(double rate) const { return tokens_of_run / rate / num_ranks / 86400.0 / effective_part(); }
+
+  /// Returns the price of the whole run, if 10^9 tokens cost so many dollars.
+  double dollars_of_run(double dollars) const { return dollars * tokens_of_run * 1e-9 / effective_part(); }
 
   void run_on_cpu(const JobConfig& job, const MeshDegrees& degrees) const {
     require(job.training.device != DeviceChoice::kCuda,
@@ -309,7 +312,7 @@ struct TimeCommand {
       result["spread"] = forecast.step.error_seconds() / forecast.step.seconds;
       if (tokens_of_run > 0.0) {
         result["days"] = days_of_run(rate);
-        result["dollars"] = dollars * tokens_of_run * 1e-9 / effective_part();
+        result["dollars"] = dollars_of_run(dollars);
       }
       return fmt::print("{}\n", json_text(result));
     }
@@ -328,10 +331,9 @@ struct TimeCommand {
                memory > machine.memory_bytes ? ": DOES NOT FIT" : "");
     fmt::print("${:.2f} per 10^9 tokens at ${:.2f} per GPU and hour\n", dollars, machine.dollars_per_gpu_hour);
     if (tokens_of_run > 0.0) {
-      const double effective = effective_part();
-      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run, days_of_run(rate),
-                 dollars * tokens_of_run * 1e-9 / effective);
+      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run, days_of_run(rate), dollars_of_run(dollars));
       if (hours_between_failures > 0.0) {
+        const double effective = effective_part();
         fmt::print("with a failure every {:g} hours, {:.1f} % of that time trains: {:.0f} GPU hours are lost\n",
                    hours_between_failures, 100.0 * effective, tokens_of_run / rate / 3600.0 * (1.0 / effective - 1.0));
       }

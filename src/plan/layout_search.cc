@@ -46,16 +46,14 @@ std::vector<Degrees> degrees_of(const LayoutSearch& search) {
   return all;
 }
 
-/// Returns the job with these degrees. `job` is search.job in some precision.
-JobConfig config_of(const LayoutSearch& search, const JobConfig& job, const Degrees& degrees,
-                    std::int64_t micro_batch) {
+/// Returns the job with these degrees. `job` is LayoutSearch::job in some precision.
+JobConfig config_of(const JobConfig& job, const Degrees& degrees, std::int64_t micro_batch) {
   JobConfig config = job;
   auto& parallelism = config.parallelism;
   parallelism.pipeline_parallel_degree = degrees.pp;
   parallelism.tensor_parallel_degree = degrees.tp;
   parallelism.expert_parallel_degree = degrees.ep;
   parallelism.expert_parallel_ranks_per_domain = 0;
-  set_ranks_per_domain(config, search.cluster);
   config.training.local_batch_size = parallelism.pipeline_parallel_microbatch_size = micro_batch;
   return config;
 }
@@ -96,7 +94,7 @@ class Searcher {
   /// Tries the degrees in the way that takes least memory. Returns the tokens per second and GPU, or 0 if that is not
   /// possible or does not fit.
   double try_plainly(const Degrees& degrees, std::size_t precision) {
-    JobConfig config = config_of(search_, jobs_[precision], degrees, 1);
+    JobConfig config = config_of(jobs_[precision], degrees, 1);
     config.parallelism.pipeline_parallel_schedule = name_of(PipelineScheduleKind::k1F1B);
     config.activation_checkpoint.mode = Recompute::kFull;
     const std::optional<FoundLayout> layout = plan_to_fit(config);
@@ -108,7 +106,7 @@ class Searcher {
   double try_all(const Degrees& degrees, std::int64_t micro_batch, std::size_t precision) {
     double fastest = 0.0;
     for (const PipelineScheduleKind kind : kSchedules) {
-      JobConfig config = config_of(search_, jobs_[precision], degrees, micro_batch);
+      JobConfig config = config_of(jobs_[precision], degrees, micro_batch);
       config.parallelism.pipeline_parallel_schedule = name_of(kind);
       bool fits_any = false;
       for (const Recompute mode : kModes) {
@@ -182,8 +180,9 @@ class Searcher {
   }
 
   /// Returns nothing if the layout is not possible.
-  std::optional<FoundLayout> plan(const JobConfig& config) {
+  std::optional<FoundLayout> plan(JobConfig config) {
     try {
+      set_ranks_per_domain(config, search_.num_ranks, search_.cluster);
       config.validate();
       const MeshDegrees degrees = resolve(config.mesh_degrees(), search_.num_ranks);
       config.validate_on(degrees);

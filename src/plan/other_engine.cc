@@ -6,10 +6,9 @@
 #include "plan/toml_reader.h"
 
 namespace tessera {
-
 namespace {
 
-// The ends of the passes' names, which are such as "stage 0 forward" (TrainingStep::recorded_operators).
+// Passes, as a dry run names them behind the stage: "stage 0 forward" (TrainingStep::dry_run).
 constexpr std::string_view kPasses[] = {"forward", "backward", "weight gradients", "reduction", "optimizer"};
 
 }  // namespace

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <numeric>
 
 #include "base/version.h"
 #include "plan/precision_choice.h"
 #include "plan/transfer_times.h"
+#include "run/rank_setup.h"
 #include "tensor/parallel.h"
 
 namespace tessera {
@@ -230,12 +230,17 @@ void check_kernels(const JobConfig& job, const MeshDegrees& degrees, const Clust
 
 }  // namespace
 
-void set_ranks_per_domain(JobConfig& job, const Cluster& cluster) {
+void set_ranks_per_domain(JobConfig& job, std::int64_t num_ranks, const Cluster& cluster) {
   auto& parallelism = job.parallelism;
   const std::int64_t ep = parallelism.expert_parallel_degree;
   const bool is_direct = parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
-  if (!is_direct || parallelism.expert_parallel_ranks_per_domain > 0 || ep <= cluster.gpus_per_domain) return;
-  const std::int64_t most = std::gcd(ep, std::int64_t{cluster.gpus_per_domain});
+  if (!is_direct || ep == 1 || parallelism.expert_parallel_ranks_per_domain > 0) return;
+  std::vector<int> domain_of_rank;
+  for (std::int64_t rank = 0; rank < num_ranks; ++rank) {
+    domain_of_rank.push_back(static_cast<int>(rank / cluster.gpus_per_domain));
+  }
+  const std::int64_t most = max_ranks_per_domain(domain_of_rank, ep);
+  if (most == ep) return;
   require(most > 1,
           "parallelism.expert_parallel_comm_backend is direct, but groups of {} ranks cannot be cut into neighbours in "
           "domains of {} GPUs",

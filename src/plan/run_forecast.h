@@ -31,9 +31,9 @@ struct RunForecast {
   double tokens_per_second_per_gpu() const { return tokens / seconds / static_cast<double>(num_ranks); }
 };
 
-/// Sets into how many ranks of a domain `direct` cuts expert-parallel groups, if the job leaves it open: as many as
-/// nodes of this cluster have of a group. Throws Error if these are no neighbours.
-void set_ranks_per_domain(JobConfig& job, const Cluster& cluster);
+/// Sets expert_parallel_ranks_per_domain as a run on this cluster would choose it, if `direct` needs several domains
+/// and the job leaves it open. Throws Error if a group's ranks cannot be cut into neighbours within domains.
+void set_ranks_per_domain(JobConfig& job, std::int64_t num_ranks, const Cluster& cluster);
 
 /// Predicts a step of the run. With recorded loads, an MoE layer takes as long as on the busiest of the ranks that
 /// share its experts. `keeps_events` is StepTimes::keeps_events. Throws Error if the layout cannot be, or the cluster

@@ -258,6 +258,16 @@ TEST(LayoutSearch, NvlinkIsAlsoTheRatesOfKinds) {
   EXPECT_LE(found.front().gain, 1.1);
 }
 
+// Layouts that a run could not cut at domains are left out, and the others are found.
+TEST(LayoutSearch, WhatCannotBeCutAtDomainsIsLeftOut) {
+  Cluster cluster = cluster_of(1e12);
+  cluster.gpus_per_domain = 1;
+  const JobConfig job = config_to_search({"--parallelism.expert_parallel_comm_backend=direct"});
+  const FoundLayouts found = search_layouts({.job = job, .num_ranks = 4, .cluster = cluster, .device = Device::kCpu});
+  EXPECT_FALSE(found.fitting.empty());
+  for (const FoundLayout& layout : found.fitting) EXPECT_EQ(layout.config.parallelism.expert_parallel_degree, 1);
+}
+
 TEST(LayoutSearch, ARunThatNoLayoutMakesPossibleIsRefused) {
   const JobConfig job = config_to_search({"--parallelism.context_parallel_degree=3"});
   const Cluster cluster = cluster_of(1e12);

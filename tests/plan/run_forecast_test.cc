@@ -321,7 +321,7 @@ TEST(RunForecast, DirectIsCutAtDomains) {
     Cluster cluster = free_cluster();
     cluster.gpus_per_domain = gpus_per_domain;
     JobConfig job = config_of_ranks(more);
-    set_ranks_per_domain(job, cluster);
+    set_ranks_per_domain(job, 12, cluster);
     return job.parallelism.expert_parallel_ranks_per_domain;
   };
   const std::string ep = "--parallelism.expert_parallel_degree=4";
@@ -330,6 +330,7 @@ TEST(RunForecast, DirectIsCutAtDomains) {
   EXPECT_EQ(domain_of({ep, direct}, 2), 2);
   EXPECT_EQ(domain_of({ep}, 2), 0);
   EXPECT_EQ(domain_of({ep, direct, "--parallelism.expert_parallel_ranks_per_domain=4"}, 2), 4);
+  EXPECT_EQ(domain_of({ep, direct}, 6), 2);  // ranks 4 to 7 are in two domains, as they would be on two nodes
   expect_error([&] { domain_of({ep, direct}, 3); }, {"4 ranks", "domains of 3"});
 }
 

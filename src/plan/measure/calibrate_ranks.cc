@@ -154,8 +154,7 @@ void add_transfers(RankProbe& probe, std::vector<RankValue>& values) {
     const OperatorRate rate = fit_rate(calls);
     const double per_byte = rate.seconds_per[OperatorWork::kOtherBytes];
     require(per_byte > 0.0,
-            "transfers of {} took no longer for more bytes: calibrate on a machine that has nothing else "
-            "to do",
+            "transfers of {} took no longer for more bytes: calibrate on a machine that has nothing else to do",
             prefix);
     values.push_back({prefix + ".gb_per_s", 1e-9 / per_byte, kGigabytes, source, {}});
     values.push_back(
