@@ -7,8 +7,8 @@
 
 PROGRAM must be built with CUDA. Rows are those of docs/results.md and docs/performance.md that have a command, and
 steps of two H100s. Rows that had a part in the rates of clusters/, or that older kernels ran, do not count. Prints a
-table. Fails if the mean error of the others is above 3 %, or the largest above 8 %. A FORECAST has the rows of so many GPUs, or for
-8xh200 the steps of bench/gpus.py. It is committed before the runs that check it.
+table. Fails if the mean error of the others is above 3 %, or the largest above 8 %. A FORECAST has the rows of so many
+GPUs, or for 8xh200 the steps of bench/gpus.py. It is committed before the runs that check it.
 """
 
 import argparse

@@ -361,18 +361,21 @@ def decoding(record):
     return table(["texts at a time", "ms", "tokens/s", "TB/s of weights"], rows)
 
 
+def lines_of_log(record, name):
+    """Returns the lines that the command with this name printed."""
+    return next(log["log"] for log in record["logs"] if log["name"] == name).splitlines()
+
+
 def faults(record):
     """Returns the table of runs that a fault interrupted: all but what each run said."""
-    log = next(log["log"] for log in record["logs"] if log["name"] == "gpu_faults.py")
-    rows = [line.split(" | ") for line in log.splitlines() if " | " in line]
+    rows = [line.split(" | ") for line in lines_of_log(record, "gpu_faults.py") if " | " in line]
     return table(["mesh", "the last rank was", "steps made again", "trained again after"],
                  [[f"`{mesh}`", fault, *result[:2]] for mesh, fault, *result in rows])
 
 
 def forecast(record):
     """Returns the table of steps that were predicted before they ran."""
-    log = next(log["log"] for log in record["logs"] if log["name"] == "forecast_gpu.py")
-    return [line for line in log.splitlines() if line.startswith("|")]
+    return [line for line in lines_of_log(record, "forecast_gpu.py") if line.startswith("|")]
 
 
 def gpus(record, part):
