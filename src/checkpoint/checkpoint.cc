@@ -1,13 +1,13 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/parse_number.h"
 
 namespace tessera {
 namespace {
@@ -21,12 +21,11 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kPartialSuffix = ".partial";
 constexpr std::string_view kDeletedSuffix = ".deleted";
 
+/// Returns the number of digits as a save writes them: without a sign and without a leading zero. People may have
+/// folders with other numbers.
 std::optional<std::int64_t> number_of(std::string_view digits) {
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  // People may have folders with such names, too, so only what a save writes counts: no sign and no leading zero.
-  const bool is_exact = error == std::errc() && fmt::format("{}", number) == digits && number >= 0;
-  return is_exact ? std::optional(number) : std::nullopt;
+  const std::optional<std::int64_t> number = parse_number<std::int64_t>(digits);
+  return number >= 0 && fmt::format("{}", *number) == digits ? number : std::nullopt;
 }
 
 /// Returns the step of a name "step-N".

@@ -1,13 +1,13 @@
 #include "compare/run_record.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <fstream>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/parse_number.h"
 #include "compare/statistics.h"
 #include "config/job_config.h"
 #include "run/record/run_files.h"
@@ -105,12 +105,9 @@ void read_expert_loads(const Fields& fields, RunRecord& run) {
 /// Returns n for "layers.<n>.…", and -1 for other names.
 int layer_of(std::string_view site) {
   constexpr std::string_view kPrefix = "layers.";
-  int layer = -1;
-  if (!site.starts_with(kPrefix)) return layer;
-  const std::string_view digits = site.substr(kPrefix.size());
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), layer);
-  const bool whole = error == std::errc() && layer >= 0 && (end == digits.data() + digits.size() || *end == '.');
-  return whole ? layer : -1;
+  if (!site.starts_with(kPrefix)) return -1;
+  const std::string_view rest = site.substr(kPrefix.size());
+  return std::max(-1, parse_number<int>(rest.substr(0, rest.find('.'))).value_or(-1));
 }
 
 void read_sqnr(const Fields& fields, std::int64_t step, RunRecord& run) {
@@ -184,10 +181,9 @@ std::optional<std::int64_t> RunRecord::find_integer(const std::string& key) cons
   const auto found = config.find(key);
   if (found == config.end()) return {};
   const std::string& text = found->second;
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(error == std::errc() && end == text.data() + text.size(), "'{}': {} is '{}'; expected a whole number",
-          (folder / kRunInfoName).string(), key, printable(text));
+  const std::optional<std::int64_t> value = parse_number<std::int64_t>(text);
+  require(value.has_value(), "'{}': {} is '{}'; expected a whole number", (folder / kRunInfoName).string(), key,
+          printable(text));
   return value;
 }
 
@@ -218,13 +214,9 @@ std::optional<double> RunRecord::uniform_loss() const {
 
 std::optional<double> RunRecord::gradient_clip() const {
   const auto found = config.find("training.max_norm");
-  double limit = JobConfig().training.max_norm;
-  if (found != config.end()) {
-    const std::string& text = found->second;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), limit);
-    if (error != std::errc() || end != text.data() + text.size()) return {};
-  }
-  return std::isfinite(limit) && limit > 0.0 ? std::optional(limit) : std::nullopt;
+  const std::optional<double> limit =
+      found == config.end() ? JobConfig().training.max_norm : parse_number<double>(found->second);
+  return limit && std::isfinite(*limit) && *limit > 0.0 ? limit : std::nullopt;
 }
 
 std::int64_t RunRecord::first_moe_layer() const {
@@ -238,13 +230,12 @@ std::vector<ConfigChange> RunRecord::changes() const {
     std::string before = values.empty() ? "" : values.front();
     for (std::size_t i = 1; i < values.size(); ++i) {
       const std::size_t at = values[i].rfind(kAt);
-      const char *begin = values[i].data(), *end = begin + values[i].size();
-      std::int64_t step = 0;
-      const bool dated = at != std::string::npos && std::from_chars(begin + at + kAt.size(), end, step).ptr == end;
-      require(dated, "'{}', $.changed.{}: expected \"VALUE at step N\", got '{}'", (folder / kRunInfoName).string(),
-              printable(key), printable(values[i]));
+      std::optional<std::int64_t> step;
+      if (at != std::string::npos) step = parse_number<std::int64_t>(values[i].substr(at + kAt.size()));
+      require(step.has_value(), "'{}', $.changed.{}: expected \"VALUE at step N\", got '{}'",
+              (folder / kRunInfoName).string(), printable(key), printable(values[i]));
       const std::string after = values[i].substr(0, at);
-      result.push_back({key, before, after, step});
+      result.push_back({key, before, after, *step});
       before = after;
     }
   }

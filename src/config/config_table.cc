@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #define TOML_EXCEPTIONS 1
@@ -12,6 +11,7 @@
 #include "base/error.h"
 #include "base/nearest.h"
 #include "base/parse_count.h"
+#include "base/parse_number.h"
 
 namespace tessera {
 namespace {
@@ -119,9 +119,7 @@ std::optional<Value> parse_as(const Value& example, std::string_view text) {
     return std::nullopt;
   }
   if (std::holds_alternative<double>(example)) {
-    double number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (error == std::errc() && end == text.data() + text.size()) return number;
+    if (const auto number = parse_number<double>(text)) return *number;
     return std::nullopt;
   }
   if (std::holds_alternative<ConfigTable::List>(example)) return split(without_quotes(text));

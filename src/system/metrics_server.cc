@@ -5,12 +5,14 @@
 #include <prometheus/metric_family.h>
 #include <pthread.h>
 
-#include <charconv>
 #include <csignal>
+#include <cstdint>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 #include "base/error.h"
+#include "base/parse_number.h"
 
 namespace tessera {
 namespace {
@@ -65,12 +67,9 @@ class UnchangedSignals {
 /// on every address of the machine.
 void require_one_address(const std::string& address) {
   const std::size_t colon = address.rfind(':');
-  const char *first = address.data() + (colon == std::string::npos ? 0 : colon + 1),
-             *last = address.data() + address.size();
-  unsigned port = 0;
-  const auto [end, error] = std::from_chars(first, last, port);
-  const bool has_port = error == std::errc() && end == last && port <= 65535;
-  require(colon != std::string::npos && colon > 0 && has_port && address.find(',') == std::string::npos,
+  const bool has_host = colon != std::string::npos && colon > 0;
+  require(has_host && parse_number<std::uint16_t>(std::string_view(address).substr(colon + 1)) &&
+              address.find(',') == std::string::npos,
           "cannot serve metrics at '{}': expected HOST:PORT, as 127.0.0.1:9400, or 0.0.0.0:9400 for all addresses of "
           "this machine",
           address);

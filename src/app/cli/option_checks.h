@@ -4,12 +4,13 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "base/parse_count.h"
+#include "base/parse_number.h"
 
 namespace tessera {
 
@@ -17,11 +18,10 @@ namespace tessera {
 inline CLI::Validator is_number(double lowest, double highest) {
   return CLI::Validator(
       [lowest, highest](const std::string& text) {
-        double number = 0.0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-        const bool in_range =
-            error == std::errc() && end == text.data() + text.size() && number >= lowest && number <= highest;
-        return in_range ? std::string() : fmt::format("{} is not a number from {} to {}", text, lowest, highest);
+        const std::optional<double> number = parse_number<double>(text);
+        return number >= lowest && number <= highest
+                   ? std::string()
+                   : fmt::format("{} is not a number from {} to {}", text, lowest, highest);
       },
       fmt::format("[{} - {}]", lowest, highest));
 }

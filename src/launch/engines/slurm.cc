@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <set>
 #include <sstream>
 
 #include "base/error.h"
+#include "base/parse_number.h"
 #include "system/shell_word.h"
 
 namespace tessera {
@@ -52,11 +52,11 @@ SlurmJob parse_slurm_job(std::string_view line) {
                .host = std::string(field(line, "BatchHost")),
                .partition = std::string(field(line, "Partition")),
                .nodes = std::string(field(line, "NodeList"))};
-  const std::string_view restarts = field(line, "Restarts");
-  const auto [end, error] = std::from_chars(restarts.data(), restarts.data() + restarts.size(), job.restarts);
-  require(!job.state.empty() && error == std::errc() && end == restarts.data() + restarts.size(),
+  const auto restarts = parse_number<int>(field(line, "Restarts"));
+  require(!job.state.empty() && restarts,
           "expected a job as `scontrol -o show job` prints it, with JobState and Restarts, got '{}'",
           line.substr(0, 200));
+  job.restarts = *restarts;
   return job;
 }
 
