@@ -3,8 +3,9 @@
 #   tests/compute_sanitizer.sh BUILD [FILTER]
 # BUILD is the build folder (build/release). FILTER selects tests, as --gtest_filter does. SANITIZER_JOBS is the number
 # of tests that run at a time, by default 5, because 16 ran out of memory. SANITIZER_SECONDS limits the time of each.
-# Prints a line per tool and test that is not clean, and fails if there is one. Racecheck covers our own kernels only.
-# For those of cuBLASLt and cuDNN it reports false races: they wait for copies by barriers that the tool does not know.
+# Prints a line per tool and test with its seconds, and fails if one is not clean. Racecheck covers our own kernels
+# only. For those of cuBLASLt and cuDNN it reports false races: they wait for copies by barriers that the tool does not
+# know.
 set -euo pipefail
 
 build=${1:?"usage: tests/compute_sanitizer.sh BUILD [FILTER]"}
@@ -17,13 +18,16 @@ export logs
 excluded='*CudaFailures*'
 
 check() {
-  local tool=$1 name=$2 log=$logs/$1.$2 status=0
+  local tool=$1 name=$2 log=$logs/$1.$2 status=0 begin=$SECONDS
   local only_ours=()
   [ "$tool" != racecheck ] || only_ours=(--kernel-name kernel_substring=tessera)
   timeout -s KILL "$SANITIZER_SECONDS" compute-sanitizer --tool "$tool" --error-exitcode 1 "${only_ours[@]}" \
     "$TEST_BINARY" --gtest_brief=1 --gtest_filter="$name" > "$log" 2>&1 || status=$?
   # Status 255 means that the test did not use the GPU. A test that is skipped has shown nothing.
-  if grep -q 'PASSED' "$log" && ! grep -q 'SKIPPED' "$log" && { [ $status = 0 ] || [ $status = 255 ]; }; then return; fi
+  if grep -q 'PASSED' "$log" && ! grep -q 'SKIPPED' "$log" && { [ $status = 0 ] || [ $status = 255 ]; }; then
+    echo "$tool: $name: clean, $((SECONDS - begin)) s"
+    return
+  fi
   echo "$tool: $name: exit status $status"
   grep -A 3 '========= [A-Z].*[a-z]' "$log" | grep -v COMPUTE-SANITIZER | head -12
   return 1
