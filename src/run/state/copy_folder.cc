@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/parse_number.h"
 
 namespace tessera {
 namespace {
@@ -18,14 +18,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kAttemptPrefix = "attempt-";
 constexpr std::string_view kFilePrefix = "rank-";
-
-/// Returns the number in a name after its prefix, or nullopt for other names.
-std::optional<std::int64_t> number_behind(std::string_view prefix, const std::string& name) {
-  if (!name.starts_with(prefix)) return std::nullopt;
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), number);
-  return error == std::errc() && end == name.data() + name.size() ? std::optional(number) : std::nullopt;
-}
 
 /// Returns the names of a folder's entries, sorted; none if there is no such folder. Throws Error if it cannot be read:
 /// a later attempt, or copies, may be there.
@@ -49,7 +41,9 @@ fs::path CopyFolder::path_of(std::int64_t attempt, std::int64_t owner, std::int6
 std::vector<std::int64_t> CopyFolder::attempts() const {
   std::vector<std::int64_t> found;
   for (const std::string& name : names_in(folder_)) {
-    if (const auto attempt = number_behind(kAttemptPrefix, name)) found.push_back(*attempt);
+    if (!name.starts_with(kAttemptPrefix)) continue;
+    const auto attempt = parse_number<std::int64_t>(std::string_view(name).substr(kAttemptPrefix.size()));
+    if (attempt) found.push_back(*attempt);
   }
   return found;
 }
