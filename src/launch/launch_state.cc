@@ -23,6 +23,25 @@ LaunchState::Job job_from_json(const JsonFields<>& parent) {
           .restarts = static_cast<int>(fields.count("restarts", std::numeric_limits<int>::max()))};
 }
 
+nlohmann::ordered_json to_json(const LaunchBegin& begin) {
+  nlohmann::ordered_json left_behind = nlohmann::ordered_json::array();
+  for (const auto& [step, manifest] : begin.left_behind) {
+    left_behind.push_back({{"step", step}, {"manifest", to_hex(manifest)}});
+  }
+  return {{"step", begin.load_step}, {"left_behind", left_behind}};
+}
+
+LaunchBegin begin_from_json(const JsonFields<>& parent) {
+  const JsonFields<> fields(parent.at("load_step"), parent.place_of("load_step"));
+  LaunchBegin begin{.load_step = static_cast<std::int64_t>(fields.count("step", INT64_MAX))};
+  for (const auto& checkpoint : fields.array("left_behind")) {
+    const JsonFields<> of_checkpoint(checkpoint, fields.place_of("left_behind"));
+    const auto step = static_cast<std::int64_t>(of_checkpoint.count("step", INT64_MAX));
+    begin.left_behind[step] = of_checkpoint.hex("manifest");
+  }
+  return begin;
+}
+
 }  // namespace
 
 nlohmann::ordered_json to_json(const LaunchState& state) {
@@ -49,9 +68,11 @@ nlohmann::ordered_json to_json(const LaunchState& state) {
                                  {"incidents", state.incidents},
                                  {"seconds_lost", state.seconds_lost},
                                  {"effective_training_time", state.effective_training_time()},
-                                 {"exit_status", nullptr}};
+                                 {"exit_status", nullptr},
+                                 {"load_step", nullptr}};
   if (state.job) json["job"] = to_json(*state.job);
   if (state.exit_status) json["exit_status"] = *state.exit_status;
+  if (state.load_step) json["load_step"] = to_json(*state.load_step);
   return json;
 }
 
@@ -115,6 +136,7 @@ std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder
   }
   if (fields.find("job") != nullptr) state.job = job_from_json(fields);
   if (fields.find("exit_status") != nullptr) state.exit_status = static_cast<int>(fields.count("exit_status"));
+  if (fields.find("load_step") != nullptr) state.load_step = begin_from_json(fields);
   return state;
 }
 

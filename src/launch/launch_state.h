@@ -5,7 +5,12 @@
 //    "job": {"id": "4711", "restarts": 0}, "time": 1764000000.0, "begin": 1763990000.0,
 //    "step": 120, "num_steps": 300, "step_seconds": 0.5,
 //    "nodes": [{"name": "n1", "role": "active", "silent_seconds": 0.2}, ...],
-//    "incidents": 2, "seconds_lost": 17.5, "effective_training_time": 0.99, "exit_status": null}
+//    "incidents": 2, "seconds_lost": 17.5, "effective_training_time": 0.99, "exit_status": null,
+//    "load_step": null}
+//
+// A launch that began at checkpoint.load_step has a "load_step" with the later checkpoints that it left behind:
+//
+//   {"step": 15, "left_behind": [{"step": 20, "manifest": "0123456789abcdef"}, ...]}
 //
 // launcher-lost.json beside it records when the job of a lost launcher was requeued. A watcher outside of the job
 // writes it.
@@ -21,6 +26,7 @@
 #include <vector>
 
 #include "base/measurement.h"
+#include "run/restart_step.h"
 
 namespace tessera {
 
@@ -51,6 +57,7 @@ struct LaunchState {
   int incidents = 0;
   double seconds_lost = 0.0;  // through all incidents
   std::optional<int> exit_status = {};
+  std::optional<LaunchBegin> load_step = {};  // not set: the launch has no checkpoint.load_step, or has not begun
 
   /// Returns the part of the time since the launch began in which the run made progress.
   double effective_training_time() const { return time > begin ? 1.0 - seconds_lost / (time - begin) : 1.0; }

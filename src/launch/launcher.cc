@@ -141,6 +141,7 @@ class Launcher {
   LaunchState& state() { return record_.state(); }
   const LaunchState& state() const { return record_.state(); }
   fs::path dump_folder() const { return config_.job.dump_folder; }
+  fs::path checkpoint_folder() const { return dump_folder() / config_.checkpoint.folder; }
   fs::path node_folder() const {
     return options_.node_folder.empty() ? fs::path("/dev/shm/tessera-" + state().run_id) : options_.node_folder;
   }
@@ -197,12 +198,28 @@ class Launcher {
                           .takes_over = [&](const std::string&) { return restarts > 0; }});
     const bool had_trained = before && before->run_id == state().run_id && before->step > 0;
     if (had_trained && !before->has_ended()) take_over_from(*before);
+    if (before && before->run_id == state().run_id) resume_from(*before);
+  }
+
+  /// Returns whether the scheduler has started this launcher's job again since `before` was written.
+  bool was_requeued(const LaunchState& before) const {
+    const auto &job = state().job, &earlier = before.job;
+    return job && earlier && job->id == earlier->id && job->restarts > earlier->restarts;
+  }
+
+  /// Goes on from what the launch before has saved, if this is that launch, started again: it was lost, or its job was
+  /// requeued. A launch by a person who asks for checkpoint.load_step anew begins there.
+  void resume_from(const LaunchState& before) {
+    const bool goes_on = !before.has_ended() || was_requeued(before);
+    if (!goes_on || !before.load_step || before.load_step->load_step != config_.checkpoint.load_step) return;
+    recovery_.restart_step.emplace(checkpoint_folder(), *before.load_step);
+    state().load_step = before.load_step;
   }
 
   /// Records an incident if the launcher before this one ended without a word: its loss is an incident of the run.
   void take_over_from(const LaunchState& lost) {
     const std::optional<double> noticed = read_launcher_loss(dump_folder(), lost);
-    const bool is_requeued = state().job && lost.job && state().job->id == lost.job->id;
+    const bool is_requeued = was_requeued(lost);
     Incident incident{
         .number = ++state().incidents,
         .noticed_at = noticed.value_or(unix_time()),
@@ -491,8 +508,19 @@ class Launcher {
     scheduler_.tell(engine_->undrain(name, ""));
   }
 
+  /// Returns the checkpoint.load_step of a restart, or nullopt for an attempt that begins as the launch was told.
+  std::optional<std::int64_t> restart_step() {
+    if (recovery_.restart_step) return recovery_.restart_step->next();
+    if (config_.checkpoint.load_step >= 0) {
+      recovery_.restart_step.emplace(checkpoint_folder(), config_.checkpoint.load_step);
+      state().load_step = recovery_.restart_step->begin();
+    }
+    return std::nullopt;
+  }
+
   void start_ranks() {
     ++state().attempt;
+    const std::optional<std::int64_t> load_step = restart_step();
     write_state("starting");
     for (const LaunchNode& node : nodes_) channel_.send({node.name, {{"do", "watch"}, {"attempt", state().attempt}}});
     CommandLine program = {options_.program};
@@ -501,11 +529,7 @@ class Launcher {
     program.push_back(fmt::format("--job.attempt={}", state().attempt));
     program.push_back("--job.node_folder=" + node_folder().string());
     if (config_.checkpoint.enable) program.emplace_back("--checkpoint.fallback");  // nobody is there to choose
-    if (recovery_.restart_step) {
-      program.push_back(fmt::format("--checkpoint.load_step={}", recovery_.restart_step->next()));
-    } else if (config_.checkpoint.load_step >= 0) {
-      recovery_.restart_step.emplace(dump_folder() / config_.checkpoint.folder, config_.checkpoint.load_step);
-    }
+    if (load_step) program.push_back(fmt::format("--checkpoint.load_step={}", *load_step));
     const CommandLine command =
         engine_->on_ranks(nodes_.active(), options_.ranks_per_node, {kAttemptVariable}, program);
     const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);

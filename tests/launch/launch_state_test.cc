@@ -30,12 +30,14 @@ TEST(LaunchState, IsReadAsItWasWritten) {
                             .step_seconds = 0.5,
                             .nodes = {{"n1", "active", 0.25}},
                             .incidents = 2,
-                            .seconds_lost = 25.0};
+                            .seconds_lost = 25.0,
+                            .load_step = LaunchBegin{.load_step = 15, .left_behind = {{20, 7}, {25, ~0ull}}}};
   data::write_file(scratch / kLaunchStateName, to_json(written).dump());
   const auto read = read_launch_state(scratch.path());
   ASSERT_TRUE(read);
   EXPECT_EQ(to_json(*read), to_json(written));
   EXPECT_EQ(read->job, written.job);
+  EXPECT_EQ(read->load_step, written.load_step);
   EXPECT_DOUBLE_EQ(read->effective_training_time(), 0.75);
   EXPECT_FALSE(read->has_ended());
   data::write_file(scratch / kLaunchStateName, "{\"format\": \"other\", \"version\": 1}");

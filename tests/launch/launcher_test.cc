@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "base/unix_time.h"
+#include "checkpoint/checkpoint.h"
 #include "health/verdict.h"
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
@@ -21,6 +22,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -30,6 +32,7 @@ struct Script {
   std::string monitor_of_n1 = "exec \"$@\"";  // "$@" is the monitor's command
   std::string drain = "true";
   std::function<void(std::size_t)> before_ranks = [](std::size_t) {};  // receives the index of the attempt
+  std::string job = "";                                                // of the scheduler
 };
 
 class ScriptEngine : public Engine {
@@ -39,6 +42,7 @@ class ScriptEngine : public Engine {
   std::string name() const override { return "script"; }
   std::vector<std::string> nodes() const override { return script_.nodes; }
   bool is_one_machine() const override { return true; }
+  std::string job() const override { return script_.job; }
   CommandLine on_node(const std::string& node, const CommandLine& program) const override {
     CommandLine command = {"sh", "-c", node == "n1" ? script_.monitor_of_n1 : "exec \"$@\"", "sh"};
     command.insert(command.end(), program.begin(), program.end());
@@ -103,22 +107,70 @@ TEST_F(LauncherTest, AFailureBeforeTheRunHasHealedEndsTheFirstIncident) {
   EXPECT_THAT(log_, HasSubstr("stopped: there were 1 restarts"));
 }
 
+/// A launch with checkpoint.load_step=15, and later checkpoints of another one.
+class LaunchWithLoadStep : public LauncherTest {
+ protected:
+  LaunchWithLoadStep() {
+    config_.checkpoint.enable = true;
+    config_.checkpoint.load_step = 15;
+    options_.arguments = {"--checkpoint.load_step=15"};
+    for (const std::int64_t step : {15, 30}) save(step, "old");
+  }
+  void save(std::int64_t step, const std::string& content) {
+    data::write_file(checkpoint_path(run_ / config_.checkpoint.folder, step) / kCheckpointManifestName, content);
+  }
+  /// Returns a command for ranks that notes their program, and does `then`.
+  std::string noting(const std::string& then) const {
+    return fmt::format("echo \"$@\" >> {}; {}", (scratch_ / "programs").string(), then);
+  }
+  /// Returns the last checkpoint.load_step that each attempt was given.
+  std::vector<std::string> load_steps() const {
+    std::ifstream programs(scratch_ / "programs");
+    std::vector<std::string> steps;
+    for (std::string line; std::getline(programs, line);) {
+      constexpr std::string_view kKey = "load_step=";
+      const std::string step = line.substr(line.rfind(kKey) + kKey.size());
+      steps.push_back(step.substr(0, step.find(' ')));
+    }
+    return steps;
+  }
+};
+
 /// checkpoint.load_step is for the first attempt. If restarts began there, too, all steps since would be lost.
-TEST_F(LauncherTest, ARestartGoesOnFromWhatTheLaunchHasSaved) {
-  config_.checkpoint.enable = true;
-  config_.checkpoint.load_step = 15;
-  options_.arguments = {"--checkpoint.load_step=15"};
-  const fs::path checkpoints = run_ / config_.checkpoint.folder;
-  for (const char* step : {"step-15", "step-30"}) data::write_file(checkpoints / step / "manifest.json", "old");
-  const auto save = [&](std::size_t attempt) {
-    if (attempt == 0) data::write_file(checkpoints / "step-20" / "manifest.json", "new");
+TEST_F(LaunchWithLoadStep, ARestartGoesOnFromWhatTheLaunchHasSaved) {
+  const auto save_once = [&](std::size_t attempt) {
+    if (attempt == 0) save(20, "new");
   };
-  const std::string record = fmt::format("echo \"$@\" >> {}; ", (scratch_ / "programs").string());
-  EXPECT_EQ(run({.ranks = {record + "exit 1", record + "exit 0"}, .before_ranks = save}), 0) << log_;
-  std::ifstream programs(scratch_ / "programs");
-  std::vector<std::string> last;
-  for (std::string line; std::getline(programs, line);) last.push_back(line.substr(line.rfind("load_step=")));
-  EXPECT_THAT(last, ::testing::ElementsAre(::testing::StartsWith("load_step=15 "), "load_step=20"));
+  EXPECT_EQ(run({.ranks = {noting("exit 1"), noting("exit 0")}, .before_ranks = save_once}), 0) << log_;
+  EXPECT_THAT(load_steps(), ElementsAre("15", "20"));
+}
+
+/// The scheduler stops a job and starts it again with the same command. A person may start that command anew.
+TEST_F(LaunchWithLoadStep, ARequeuedJobGoesOnFromWhatItHasSaved) {
+  const auto save_and_stop = [&](std::size_t) {
+    save(20, "new");
+    note_signal(stop_, SIGTERM);
+  };
+  const std::string ends = noting("exit 0");
+  EXPECT_EQ(run({.ranks = {noting("exec sleep 100")}, .before_ranks = save_and_stop, .job = "4711"}), 128 + SIGTERM);
+  stop_.count = 0;
+  setenv("SLURM_RESTART_COUNT", "1", 1);
+  EXPECT_EQ(run({.ranks = {ends}, .job = "4711"}), 0) << log_;
+  EXPECT_EQ(run({.ranks = {ends}, .job = "4711"}), 0) << log_;  // a second launch in the same job
+  unsetenv("SLURM_RESTART_COUNT");
+  EXPECT_EQ(run({.ranks = {ends}, .job = "4712"}), 0) << log_;
+  EXPECT_THAT(load_steps(), ElementsAre("15", "20", "15", "15"));
+}
+
+TEST_F(LaunchWithLoadStep, AfterALostLauncherTheNextGoesOn) {
+  EXPECT_EQ(run({.ranks = {noting("exit 0")}}), 0) << log_;
+  save(20, "new");
+  LaunchState lost = read_launch_state(run_).value();
+  lost.state = "training";
+  lost.exit_status.reset();
+  data::write_file(run_ / kLaunchStateName, to_json(lost).dump());
+  EXPECT_EQ(run({.ranks = {noting("exit 0")}}), 0) << log_;
+  EXPECT_THAT(load_steps(), ElementsAre("15", "20"));
 }
 
 TEST_F(LauncherTest, ASignalThatStopsAHealingRunIsTheReasonOfItsEnd) {
