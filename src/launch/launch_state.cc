@@ -65,6 +65,7 @@ nlohmann::ordered_json to_json(const LaunchState& state) {
                                  {"num_steps", state.num_steps},
                                  {"step_seconds", state.step_seconds},
                                  {"nodes", nodes},
+                                 {"wanted_spares", state.wanted_spares},
                                  {"incidents", state.incidents},
                                  {"seconds_lost", state.seconds_lost},
                                  {"effective_training_time", state.effective_training_time()},
@@ -83,6 +84,7 @@ std::vector<Measurement> measurements_of(const LaunchState& state,
       {"attempt", "Number of the attempt", {}, static_cast<double>(state.attempt)},
       {"is_training", "Whether the ranks train", {}, state.state == "training" ? 1.0 : 0.0},
       {"step", "Step that all ranks have begun", {}, static_cast<double>(state.step)},
+      {"wanted_spares", "Spare nodes that were asked for", {}, static_cast<double>(state.wanted_spares)},
       {"lost_seconds_total", "Seconds that incidents have cost", {}, state.seconds_lost, true},
       {"effective_training_time_ratio",
        "Share of the time in which the run got on",
@@ -134,6 +136,7 @@ std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder
     const JsonFields<> of_node(node, fields.place_of("nodes"));
     state.nodes.push_back({of_node.text("name"), of_node.text("role"), of_node.number("silent_seconds")});
   }
+  if (fields.contains("wanted_spares")) state.wanted_spares = static_cast<int>(fields.count("wanted_spares"));
   if (fields.find("job") != nullptr) state.job = job_from_json(fields);
   if (fields.find("exit_status") != nullptr) state.exit_status = static_cast<int>(fields.count("exit_status"));
   if (fields.find("load_step") != nullptr) state.load_step = begin_from_json(fields);

@@ -4,7 +4,7 @@
 //    "host": "head", "pid": 4711, "engine": "slurm", "endpoint": "tcp://head:40001",
 //    "job": {"id": "4711", "restarts": 0}, "time": 1764000000.0, "begin": 1763990000.0,
 //    "step": 120, "num_steps": 300, "step_seconds": 0.5,
-//    "nodes": [{"name": "n1", "role": "active", "silent_seconds": 0.2}, ...],
+//    "nodes": [{"name": "n1", "role": "active", "silent_seconds": 0.2}, ...], "wanted_spares": 1,
 //    "incidents": 2, "seconds_lost": 17.5, "effective_training_time": 0.99, "exit_status": null,
 //    "load_step": null}
 //
@@ -54,6 +54,7 @@ struct LaunchState {
   std::int64_t step = 0, num_steps = 0;
   double step_seconds = 0.0;
   std::vector<Node> nodes = {};
+  int wanted_spares = 0;  // --spares
   int incidents = 0;
   double seconds_lost = 0.0;  // through all incidents
   std::optional<int> exit_status = {};

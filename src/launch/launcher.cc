@@ -190,6 +190,7 @@ class Launcher {
     state().engine = engine_->name();
     state().endpoint = endpoint();
     state().num_steps = config_.training.steps;
+    state().wanted_spares = options_.num_spares;
     const auto restarts = static_cast<int>(num_slurm_requeues());
     if (!engine_->job().empty()) state().job = {.id = engine_->job(), .restarts = restarts};
     lock_.emplace(

@@ -29,6 +29,7 @@ TEST(LaunchState, IsReadAsItWasWritten) {
                             .num_steps = 9,
                             .step_seconds = 0.5,
                             .nodes = {{"n1", "active", 0.25}},
+                            .wanted_spares = 2,
                             .incidents = 2,
                             .seconds_lost = 25.0,
                             .load_step = LaunchBegin{.load_step = 15, .left_behind = {{20, 7}, {25, ~0ull}}}};
