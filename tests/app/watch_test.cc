@@ -1,6 +1,7 @@
 // Tests `tessera watch` with a scontrol that a test writes, and how `tessera launch` treats the loss of a launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
@@ -68,6 +69,19 @@ TEST_F(WatchTest, AJobWhoseBatchHostIsDownIsRequeued) {
   EXPECT_EQ(finished.status, 0) << finished.output;
   EXPECT_THAT(finished.output, HasSubstr("run r has ended: done"));
   EXPECT_EQ(read_text_file(requeued), "7\n");
+}
+
+/// Nobody writes to the first run's file, so whoever opens it waits, as for storage that hangs.
+TEST_F(WatchTest, ARunWhoseStorageHangsDoesNotDelayAnother) {
+  const fs::path hangs = scratch_ / "hangs";
+  fs::create_directory(hangs);
+  ASSERT_EQ(mkfifo((hangs / kLaunchStateName).c_str(), 0600), 0);
+  write_state(lost_);
+  write_scontrol("[ \"$3\" = node ] && echo State=UP || echo JobState=COMPLETED Restarts=0 BatchHost=n1\n");
+  const Process process = watch({hangs.string(), run_.string()});
+  process.wait_for_output("job 7 is COMPLETED");
+  process.send(SIGTERM);
+  EXPECT_EQ(process.finish().status, 128 + SIGTERM);
 }
 
 TEST_F(WatchTest, WhatSlurmRefusesIsSaid) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -38,9 +39,17 @@ class WatchedRun {
             folder_.string(), kLaunchStateName);
   }
 
-  bool is_over() const { return status_ || watch_.is_over(); }
+  /// Watches until the run is over. Then status() is set.
+  void watch() {
+    while (!status_ && !watch_.is_over()) {
+      look();
+      std::this_thread::sleep_for(kBetweenLooks);
+    }
+  }
+
   ExitStatus status() const { return status_.value_or(ExitStatus::kDone); }
 
+ private:
   /// Looks once. If storage or Slurm fails, it logs a warning and tries again at the next look.
   void look() {
     try {
@@ -58,7 +67,6 @@ class WatchedRun {
     }
   }
 
- private:
   /// Logs the text, unless it is the text that was logged last.
   void say(const std::string& text, spdlog::level::level_enum level = spdlog::level::info) {
     if (text.empty() || text == said_) return;
@@ -120,16 +128,12 @@ int run_watch(const std::vector<std::string>& folders, const LauncherWatchOption
         "cluster. {}",
         error.what());
   }
-  ExitStatus status = ExitStatus::kDone;
-  while (!runs.empty()) {
-    for (WatchedRun& run : runs) run.look();
-    std::erase_if(runs, [&](const WatchedRun& run) {
-      if (run.is_over() && run.status() != ExitStatus::kDone) status = run.status();
-      return run.is_over();
-    });
-    if (!runs.empty()) std::this_thread::sleep_for(kBetweenLooks);
+  {
+    std::vector<std::jthread> threads;  // one for each run: storage of another one may hang
+    for (WatchedRun& run : runs) threads.emplace_back([&run] { run.watch(); });
   }
-  return static_cast<int>(status);
+  const auto failed = std::ranges::find_if(runs, [](const auto& run) { return run.status() != ExitStatus::kDone; });
+  return static_cast<int>(failed == runs.end() ? ExitStatus::kDone : failed->status());
 }
 
 }  // namespace

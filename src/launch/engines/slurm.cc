@@ -29,7 +29,7 @@ std::string_view field(std::string_view line, std::string_view name) {
 
 std::string output_of(const std::string& command, int seconds) {
   // NOLINTNEXTLINE(bugprone-command-processor): the program is the scheduler's, which PATH finds
-  std::FILE* pipe = popen(fmt::format("timeout -k 1 {} {} 2>&1", seconds, command).c_str(), "r");
+  std::FILE* pipe = popen(fmt::format("timeout -k 1 {} {} 2>&1", seconds, command).c_str(), "re");
   require(pipe != nullptr, "cannot start '{}'", command);
   std::string output;
   std::array<char, 4096> part{};
