@@ -87,7 +87,9 @@ __global__ void release_kernel(ncclDevComm comm, int rank, int size, std::uint64
   if (peer == 0) ++*num_before;
 }
 
-/// Waits until nobody will write to this rank's memory any more: all others have taken what this rank has sent.
+/// Waits until all others have taken what this rank has sent. Those are the last signals that come here. Rows come no
+/// more either, because every exchange waits for the rows of all others itself. So nobody writes to this rank's memory
+/// any more.
 __global__ void end_kernel(ncclDevComm comm, int rank, int size, const std::uint64_t* num_before) {
   const ncclGin network(comm, 0);
   const auto peer = static_cast<int>(threadIdx.x);

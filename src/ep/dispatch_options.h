@@ -32,7 +32,7 @@ enum class PayloadPrecision { kDefault, kMxfp8 };
 inline constexpr int kDefaultSms = 24;
 
 struct DispatchOptions {
-  std::int64_t max_tokens = 0;   // the largest T
+  std::int64_t max_tokens = 0;   // the largest t, tokens of a rank in a call
   std::int64_t dim = 0;          // D
   std::int64_t num_experts = 0;  // E
   std::int64_t top_k = 0;        // K

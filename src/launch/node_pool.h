@@ -25,7 +25,8 @@ enum class NodeRole : std::uint8_t {
   kActive,
   kSpare,
   kLost,  // it was silent; it becomes a spare when it has a new monitor and has ended its old ranks
-  /// It was blamed. It is not used until it was restarted, has passed an active check, or an operator returns it.
+  /// It was blamed. It is not used until a new monitor has come from it, it has passed an active check, or an operator
+  /// returns it. A new monitor comes after a reboot, and after every connection that has ended.
   kDrained,
 };
 std::string name_of(NodeRole role);

@@ -2,8 +2,8 @@
 // <job.node_folder>/attempt-K/rank-NNNNN. It has a fixed size and is mapped into the rank's memory, so its content
 // outlives the rank, however the rank ends. It should lie on a tmpfs: there a write is just a store to memory.
 //
-// The rank writes the file, and anyone may read it at any time. It holds the rank's entry on the rank board
-// (comm/rank_board.h) and its flight recorder (comm/observe/flight_recorder.h).
+// The rank writes the file, and any process of the same user may read it at any time. It holds the rank's entry on the
+// rank board (comm/rank_board.h) and its flight recorder (comm/observe/flight_recorder.h).
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,9 @@
 // Moves bytes from rank to rank. Process groups are built on it. A rank is a process under MPI (mpi_transport.h) or a
 // thread of one process (thread_transport.h), so that sanitizers see all ranks at once.
 //
-// Only split() and allocate_window() block. All ranks of a transport must call them together.
+// Only split(), split_by_node() and allocate_window() block. All ranks of a transport must call them together. send(),
+// receive() and Request::test() throw Error if another rank or the network has failed (over MPI it is RankFailure). A
+// message has no timeout. Whoever waits for it has one (comm/progress.h).
 #pragma once
 
 #include <cstddef>
@@ -63,8 +65,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Sends bytes. Messages from one sender with one tag (0 or more) arrive in the order in which they were sent. The
-  /// sizes of send and receive must agree.
+  /// Starts to send bytes. Messages from one sender with one tag (0 or more) arrive in the order in which they were
+  /// sent. The sizes of send and receive must agree. The memory must stay as it is until the request is done.
   virtual std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) = 0;
   virtual std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) = 0;
 

@@ -6,8 +6,9 @@
 // chunk. The first block sends ready flags and counts before that. Storing never waits for reading, so no order of
 // progress among blocks can deadlock. But the blocks of all ranks must be on their GPUs at the same time.
 //
-// An SM writes at most 32 bytes per cycle, wherever it writes to. About eight SMs fill a GPU's NVLink. So the number of
-// storing blocks and that of the other blocks decide how long a call takes.
+// An SM of a Hopper writes at most 32 bytes per cycle, wherever it writes to. About eight SMs fill the GPU's NVLink
+// (docs/performance.md, "What bounds it"). So the number of storing blocks and that of the other blocks decide how long
+// a call takes.
 //
 // A `ready` flag holds the call's epoch. A `stored` flag holds epoch · kMaxChunks + the number of a chunk. The last
 // chunk of a call always has number kMaxChunks - 1. For visibility, a warp stores, executes fence.gpu and arrives. The

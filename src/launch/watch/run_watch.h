@@ -27,10 +27,13 @@ struct RankReport {
 };
 
 struct WatchOptions {
-  double node_timeout = 4.0;     // seconds of silence after which a node is lost
-  double hang_floor = 5.0;       // a step that is shorter than this many seconds is no hang
-  double other_timeout = 100.0;  // limit in seconds for sections of unknown length: comm.train_timeout_seconds
-  double start_timeout = 300.0;  // seconds until all ranks must have arrived: comm.init_timeout_seconds
+  double node_timeout = 4.0;  // seconds of silence after which a node is lost
+  double hang_floor = 5.0;    // a step that is shorter than this many seconds is no hang
+  /// comm.train_timeout_seconds: the limit for the first steps of an attempt, and for each section of unknown length,
+  /// which are the load of a state, a validation, and a save that training waits for.
+  double other_timeout = 100.0;
+  /// comm.init_timeout_seconds: how long ranks may take to arrive, and then to begin with the load of their state.
+  double start_timeout = 300.0;
   double stopped_seconds = 2.0;  // seconds that a process may be stopped
   double slow_factor = 1.5;      // a rank is slow if it computes this many times as long as the median of the others
   double slow_seconds = 0.1;     // a slow rank also computes this many seconds longer per step
