@@ -2,14 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "tests/data/support.h"
+#include "tests/full_disk.h"
 #include "tests/unprivileged.h"
 
 namespace tessera {
@@ -203,15 +202,10 @@ TEST_F(CheckpointTest, PruningEndsAReplacementThatWasCutShort) {
 // write() fails half-way, as it does on a full disk.
 TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
   save(1);
-  struct rlimit old_limit {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
-  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
-  struct rlimit limit = old_limit;
-  limit.rlim_cur = 100'000;  // the tensor takes 262,144 bytes
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  expect_error([&] { save(2); }, {"cannot write"});
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
-  signal(SIGXFSZ, old_handler);
+  {
+    const FullDisk full(100'000);  // the tensor takes 262,144 bytes
+    expect_error([&] { save(2); }, {"cannot write"});
+  }
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(1));
   EXPECT_NO_THROW(verify_checkpoint(scratch_ / "step-1"));
   std::size_t entries = 0;

@@ -88,7 +88,7 @@ MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options),
     write_whole_file(path, kept);
   }
   file_ = std::fopen(path.c_str(), "a");
-  require(file_ != nullptr, "cannot open '{}': {}", path.string(), std::strerror(errno));
+  if (file_ == nullptr) throw SystemError(fmt::format("open '{}'", path.string()), errno);
   if (!options_.tensorboard_folder.empty()) tensorboard_.emplace(options_.tensorboard_folder, options_.first_step);
   if (!options_.prometheus_address.empty()) {
     saved_at_ = unix_time();
@@ -110,7 +110,7 @@ MetricsWriter::~MetricsWriter() { std::fclose(file_); }
 
 void MetricsWriter::append(const std::string& line) {
   const bool written = std::fputs((line + "\n").c_str(), file_) >= 0 && std::fflush(file_) == 0;
-  require(written, "cannot write '{}': {}", options_.path.string(), std::strerror(errno));
+  if (!written) throw SystemError(fmt::format("write '{}'", options_.path.string()), errno);
   // A file that was deleted still takes lines. If the storage does not answer, that is no reason to end.
   std::error_code unreadable;
   const bool exists = std::filesystem::exists(options_.path, unreadable);

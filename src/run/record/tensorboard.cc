@@ -104,7 +104,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
   }
   path_ = folder / fmt::format("{}{:010}.{}.{}", kNamePrefix, time, host_name(), static_cast<int>(getpid()));
   file_ = std::fopen(path_.c_str(), "wb");
-  require(file_ != nullptr, "cannot open '{}': {}", path_.string(), std::strerror(errno));
+  if (file_ == nullptr) throw SystemError(fmt::format("open '{}'", path_.string()), errno);
   append(event(clock_(), 0, field::kFileVersion, "brain.Event:2"));
   std::string start;
   put_key(start, field::kStatus, WireType::kVarint);
@@ -132,7 +132,7 @@ void TensorBoardWriter::append(std::string_view record) {
   bytes += record;
   bytes += masked_crc(record);
   const bool written = std::fwrite(bytes.data(), 1, bytes.size(), file_) == bytes.size() && std::fflush(file_) == 0;
-  require(written, "cannot write '{}': {}", path_.string(), std::strerror(errno));
+  if (!written) throw SystemError(fmt::format("write '{}'", path_.string()), errno);
 }
 
 }  // namespace tessera

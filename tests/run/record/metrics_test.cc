@@ -20,6 +20,7 @@
 #include "run/record/expert_loads.h"
 #include "run/record/run_files.h"
 #include "tests/data/support.h"
+#include "tests/full_disk.h"
 
 namespace tessera {
 namespace {
@@ -93,16 +94,37 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
   EXPECT_GT(lines[6]["step_seconds"], 0.8);
 }
 
+/// Returns options for three steps of a run in this folder.
+MetricsOptions options_in(const std::filesystem::path& folder) {
+  return {.path = folder / "metrics.jsonl",
+          .tensorboard_folder = {},
+          .num_steps = 3,
+          .log_freq = 1,
+          .moe_layers = {},
+          .num_ranks = 1};
+}
+
+/// The launcher restarts a run whose storage has failed. It would stop one that was given wrong input.
+TEST(Metrics, AFullDiskIsAFailureOfStorage) {
+  const TemporaryFolder scratch;
+  MetricsWriter writer(options_in(scratch.path()));
+  StepResult result;
+  result.ended = std::chrono::steady_clock::now();
+  result.step = 1;
+  const FullDisk full(1);
+  try {
+    writer.step(result);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), ExitStatus::kStorageFailed) << error.what();
+  }
+}
+
 TEST(Metrics, ADeletedFolderIsNoticed) {
   const TemporaryFolder scratch;
   const std::filesystem::path folder = scratch / "run";
   std::filesystem::create_directory(folder);
-  MetricsWriter writer({.path = folder / "metrics.jsonl",
-                        .tensorboard_folder = {},
-                        .num_steps = 3,
-                        .log_freq = 1,
-                        .moe_layers = {},
-                        .num_ranks = 1});
+  MetricsWriter writer(options_in(folder));
   StepResult result;
   result.ended = std::chrono::steady_clock::now();
   result.step = 1;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/data/support.h"
+#include "tests/full_disk.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +36,18 @@ TEST(TensorBoard, AFolderThatCannotBe) {
   const TemporaryFolder scratch;
   data::write_file(scratch / "file", "x");
   expect_error([&] { TensorBoardWriter(scratch / "file", 1); }, {"file"});
+}
+
+TEST(TensorBoard, AFullDiskIsAFailureOfStorage) {
+  const TemporaryFolder scratch;
+  TensorBoardWriter writer(scratch / "tb", 1);
+  const FullDisk full(std::filesystem::file_size(writer.path()));
+  try {
+    writer.write(1, {{"lr", 2.2e-4}});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), ExitStatus::kStorageFailed) << error.what();
+  }
 }
 
 // TensorBoard reads files in the order of their names, so a later file needs a later name, whatever the clock says.

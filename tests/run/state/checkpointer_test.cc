@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/inotify.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "run/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
+#include "tests/full_disk.h"
 #include "tests/run/run_config.h"
 
 namespace tessera {
@@ -585,9 +585,7 @@ TEST_F(CutParameters, MachinesWithFoldersOfTheirOwnAreNoticed) {
 TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync}) {
     fs::remove_all(outputs());
-    struct rlimit old_limit {};
-    ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
-    const auto old_handler = signal(SIGXFSZ, SIG_IGN);
+    std::optional<FullDisk> full;
     std::mutex mutex;
     std::vector<std::string> messages;
     on_ranks(4, [&](Ranks& ranks) {
@@ -595,11 +593,7 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
       rank.checkpointer.resume(rank.loader);
       rank.checkpointer.save(1, rank.loader.state(), true);
       rank.checkpointer.finish();
-      if (ranks.rank() == 0) {
-        struct rlimit limit = old_limit;
-        limit.rlim_cur = 10'000;  // only the first stage's moments, 2 x 1344 numbers, take more
-        EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-      }
+      if (ranks.rank() == 0) full.emplace(10'000);  // only the first stage's moments, 2 x 1344 numbers, take more
       ranks.world().barrier("the limit");
       // The run goes on after a failed save, unless it is the last save.
       rank.checkpointer.save(2, rank.loader.state(), false);
@@ -618,8 +612,7 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
       const std::lock_guard lock(mutex);
       messages.push_back(message);
     });
-    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
-    signal(SIGXFSZ, old_handler);
+    full.reset();
     ASSERT_EQ(messages.size(), 4u);
     for (const std::string& message : messages) {
       EXPECT_THAT(message, ::testing::AllOf(::testing::StartsWith("rank 0: cannot write"),
