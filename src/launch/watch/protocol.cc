@@ -19,6 +19,7 @@ RankReport report_of(const RankState& state) {
                     .section = std::string(name_of(state.section)),
                     .section_seconds = static_cast<double>(state.read_ns - state.section_since_ns) / kSecond,
                     .operation = state.operation,
+                    .operation_seconds = static_cast<double>(state.read_ns - state.operation_since_ns) / kSecond,
                     .idle_seconds = static_cast<double>(state.all_idle_ns()) / kSecond};
   if (state.end) {
     report.exit_status = state.end->exit_status;
@@ -36,6 +37,7 @@ nlohmann::json to_json(const RankReport& report) {
                          {"section", report.section},
                          {"section_seconds", report.section_seconds},
                          {"operation", report.operation},
+                         {"operation_seconds", report.operation_seconds},
                          {"idle_seconds", report.idle_seconds}};
   if (report.exit_status) {
     json["exit_status"] = *report.exit_status;
@@ -54,6 +56,7 @@ RankReport report_from_json(const nlohmann::json& json) {
                       .section = json.at("section").get<std::string>(),
                       .section_seconds = json.at("section_seconds").get<double>(),
                       .operation = json.at("operation").get<std::string>(),
+                      .operation_seconds = json.at("operation_seconds").get<double>(),
                       .idle_seconds = json.at("idle_seconds").get<double>()};
     if (json.contains("exit_status")) {
       report.exit_status = json.at("exit_status").get<int>();

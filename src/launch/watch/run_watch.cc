@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 /// Names of sections, as in comm/observe/rank_file.h.
-constexpr std::string_view kStarting = "starting", kStep = "step", kEnded = "ended";
+constexpr std::string_view kStarting = "starting", kLoading = "loading", kStep = "step", kEnded = "ended";
 
 /// Seconds between two polls that mean a suspension: this process polls several times in this period.
 constexpr double kSuspendedSeconds = 2.0;
@@ -207,10 +207,15 @@ std::optional<Failure> RunWatch::find_late(double now) const {
   for (const auto& [number, rank] : ranks_) {
     const RankReport& report = rank.report;
     if (report.section == kEnded || rank.stopped_since) continue;
-    const double limit = report.section == kStarting              ? options_.start_timeout
-                         : report.section == kStep && usual > 0.0 ? std::max(options_.hang_floor, kUsualTimes * usual)
-                                                                  : options_.other_timeout;
-    const double age = report.section_seconds - rank.suspended_seconds + (now - rank.reported);
+    const bool is_start = report.section == kStarting || report.section == kLoading, is_step = report.section == kStep;
+    const double limit = is_start                 ? options_.start_timeout
+                         : is_step && usual > 0.0 ? std::max(options_.hang_floor, kUsualTimes * usual)
+                                                  : options_.other_timeout;
+    const bool has_known_length = is_step || report.section == kStarting;
+    if (!has_known_length && world_size() == 1) continue;  // one rank votes with nobody, and storage may take long
+    const double seconds =
+        has_known_length ? report.section_seconds : std::min(report.section_seconds, report.operation_seconds);
+    const double age = seconds - rank.suspended_seconds + (now - rank.reported);
     if (age <= limit) continue;
     Failure failure{.kind = FailureKind::kRankHung, .sure = Certainty::kUnknown, .step = report.step};
     failure.evidence.push_back(fmt::format(

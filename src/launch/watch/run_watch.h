@@ -21,6 +21,7 @@ struct RankReport {
   std::string section;
   double section_seconds = 0.0;  // since the section began
   std::string operation;
+  double operation_seconds = 0.0;       // since the operation began; ranks vote in long sections, which are operations
   double idle_seconds = 0.0;            // total time in which it did not compute a step
   std::optional<int> exit_status = {};  // the status that it announced before it ended
   std::string end_message = {};
@@ -29,10 +30,11 @@ struct RankReport {
 struct WatchOptions {
   double node_timeout = 4.0;  // seconds of silence after which a node is lost
   double hang_floor = 5.0;    // a step that is shorter than this many seconds is no hang
-  /// comm.train_timeout_seconds: the limit for the first steps of an attempt, and for each section of unknown length,
-  /// which are the load of a state, a validation, and a save that training waits for.
+  /// comm.train_timeout_seconds: the limit for the first steps of an attempt, and for an operation of a validation or
+  /// of a save that training waits for.
   double other_timeout = 100.0;
-  /// comm.init_timeout_seconds: how long ranks may take to arrive, and then to begin with the load of their state.
+  /// comm.init_timeout_seconds: how long ranks may take to arrive, and then to begin with the load of their state. It
+  /// is also the limit for an operation of that load.
   double start_timeout = 300.0;
   double stopped_seconds = 2.0;  // seconds that a process may be stopped
   double slow_factor = 1.5;      // a rank is slow if it computes this many times as long as the median of the others

@@ -479,6 +479,7 @@ bool MemoryCopies::settle(double seconds) {
   told_time_ = true;
   if (has_leftovers_) {
     has_leftovers_ = false;
+    ranks_.set_section(Section::kCheckpoint);  // taking and pinning this memory may take longer than a step
     delete_leftovers(true);
     run_together(ranks_.world(), "the memory of copies", [&] { allocate(1); });
   }

@@ -189,6 +189,37 @@ TEST_F(RunWatchTest, AStepInWhichAllRanksWereStoppedIsNotLate) {
   }
 }
 
+/// Ranks vote while some of them load, check or write large files. So their operations show that they live.
+TEST_F(RunWatchTest, LongSectionsAreLateOnceRanksDoNotVote) {
+  train(1, 10);
+  WatchOptions options;
+  for (const std::string section : {"loading", "validation", "checkpoint"}) {
+    const double limit = section == "loading" ? options.start_timeout : options.other_timeout;
+    const double begin = 1000.0, last_vote = 2000.0;
+    std::optional<double> late;
+    for (double now = begin; now < last_vote + limit + 10.0 && !late; now += 0.5) {
+      for (RankReport& rank : ranks_) {
+        rank.section = section;
+        rank.section_seconds = now - begin;
+        rank.operation_seconds = std::max(0.1, now - last_vote);
+        watch_.report(node(rank.rank), {rank}, now);
+      }
+      if (watch_.find(now)) late = now;
+    }
+    ASSERT_TRUE(late) << section;
+    EXPECT_NEAR(*late, last_vote + limit, 1.0) << section;
+  }
+}
+
+/// A single rank votes with nobody, and its storage may take long.
+TEST(RunWatchOfOneRank, MaySaveForLong) {
+  RunWatch watch({}, {"n1"}, 1, 0.0);
+  for (double now = 0.5; now < 1000.0; now += 0.5) {
+    watch.report("n1", {{.step = 3, .section = "checkpoint", .section_seconds = now, .operation_seconds = now}}, now);
+    EXPECT_FALSE(watch.find(now)) << now;
+  }
+}
+
 TEST_F(RunWatchTest, AStepThatTakesThreeTimesAsLongAndFiveSecondsHangs) {
   train(1, 20);
   std::optional<Failure> found;
