@@ -282,7 +282,7 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
       "parallelism.pipeline_parallel_max_deferred", p.pipeline_parallel_max_deferred,
       "backwards whose weight gradients a rank may defer at once, in ZBVZeroBubble and DualPipeV; 0: any number. More "
       "take more memory, and make the bubble smaller",
-      NumberRange{.lowest = 0.0, .expected = "0 (any number) or more"});
+      NumberRange{.lowest = 0.0, .highest = 1e6, .expected = "0 (any number) to 1000000"});
   t.add("parallelism.pipeline_parallel_expert_parallel_overlap", p.pipeline_parallel_expert_parallel_overlap,
         "run the forwards and backwards that DualPipeV pairs in turns, so that one computes while the other's tokens "
         "are between ranks; takes more scratch memory; on GPUs only where tokens cross between domains");
