@@ -2,11 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 namespace tessera {
 namespace {
 
 /// A step that fails this often fails because of the program or the data, not the hardware.
 constexpr int kFailuresOfStep = 3;
+
+/// Storage that has failed again is left alone for this many seconds, and twice as long each time.
+constexpr double kFirstPause = 5.0, kLongestPause = 300.0, kHour = 3600.0;
 
 }  // namespace
 
@@ -25,8 +31,21 @@ std::string_view name_of(Action action) {
 }
 
 Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
+  Decision decision = choose(failure, num_spares, now);
+  if (failure.kind == FailureKind::kStorageFailed) decision.pause_seconds = pause_for_storage(now);
+  return decision;
+}
+
+double Ladder::pause_for_storage(double now) {
+  if (now - storage_failed_at_ > kHour) failures_of_storage_ = 0;
+  storage_failed_at_ = now;
+  const int again = failures_of_storage_++;
+  return again == 0 ? 0.0 : std::min(kLongestPause, std::ldexp(kFirstPause, again - 1));
+}
+
+Decision Ladder::choose(const Failure& failure, int num_spares, double now) {
   using Kind = FailureKind;
-  if (failure.kind == Kind::kWrongInput) {
+  if (failure.kind == Kind::kWrongInput && (!has_trained_ || failure.node.empty())) {
     return {Action::kStop, "what was given cannot work, and a restart does not help", ExitStatus::kWrongInput};
   }
   if (failure.kind == Kind::kLossSpike) {
@@ -45,7 +64,9 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
   if (failure.kind == Kind::kNodeLost) return replace(failure, num_spares, fmt::format("{} is lost", failure.node));
 
   const int before = failures_of_node_[failure.node]++;
-  if (failure.step > 0 && failure.kind != Kind::kRankSlow && failure.kind != Kind::kNodeSick) {
+  const bool says_nothing_of_the_step =
+      failure.kind == Kind::kRankSlow || failure.kind == Kind::kNodeSick || failure.kind == Kind::kStorageFailed;
+  if (failure.step > 0 && !says_nothing_of_the_step) {
     FailuresOfStep& step = failures_of_step_[failure.step];
     ++step.count;
     if (failure.kind == Kind::kNonFinite && !failure.node.empty()) step.not_finite_on.insert(failure.node);

@@ -27,6 +27,7 @@ struct Decision {
   Action action = Action::kStop;
   std::string reason;                     // one sentence
   ExitStatus status = ExitStatus::kHold;  // for kRequeue and kStop
+  double pause_seconds = 0.0;             // before the next attempt
 };
 
 class Ladder {
@@ -38,6 +39,9 @@ class Ladder {
   /// monotonic clock.
   Decision decide(const Failure& failure, int num_spares, double now);
 
+  /// Must be called when the run trains: what was given works. From then on an input that cannot work on one node
+  /// alone, as without a mount, is that node's failure.
+  void note_training() { has_trained_ = true; }
   /// Forgets a node's failures, because an operator has repaired it. Its next failure counts as its first.
   void forget_failures(const std::string& node) { failures_of_node_.erase(node); }
 
@@ -47,10 +51,15 @@ class Ladder {
     std::set<std::string> not_finite_on = {};  // nodes that were blamed because the step was not finite there
   };
 
+  Decision choose(const Failure& failure, int num_spares, double now);
+  /// Returns the seconds to wait after storage has failed at `now`.
+  double pause_for_storage(double now);
   Decision replace(const Failure& failure, int num_spares, const std::string& why) const;
 
   HourlyLimit restarts_;
-  bool can_requeue_;
+  bool can_requeue_, has_trained_ = false;
+  int failures_of_storage_ = 0;  // without an hour between two of them
+  double storage_failed_at_ = 0.0;
   std::map<std::string, int> failures_of_node_;  // number of failures for which a node's ranks were blamed
   std::map<std::int64_t, FailuresOfStep> failures_of_step_;
 };

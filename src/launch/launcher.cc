@@ -53,6 +53,7 @@ constexpr double kGathering = 1.5, kEnding = 4.0;
 struct Attempt {
   pid_t process = 0;                // mpirun, srun or the one rank; 0: none
   std::optional<int> status;        // of that process, once it has ended
+  bool have_started = false;        // this launcher has started ranks before
   std::optional<RunWatch> watch;    // not set between attempts
   std::vector<RankState> evidence;  // what the ranks' files said when something failed
 
@@ -257,7 +258,12 @@ class Launcher {
         engine_->on_node(node.name, {options_.program, "monitor", "--node", node.name, "--connect", endpoint(),
                                      "--run-id", state().run_id, "--health-folder", options_.health_folder.string(),
                                      "--folder", node_folder().string()});
-    node.monitor = spawn(command.front(), {command.begin() + 1, command.end()}, {.input = pipe[0]});
+    try {
+      node.monitor = spawn(command.front(), {command.begin() + 1, command.end()}, {.input = pipe[0]});
+    } catch (const Error&) {
+      for (const int end : pipe) close(end);
+      throw;
+    }
     node.input = pipe[1];
     const std::string line = channel_.key() + "\n";
     static_cast<void>(!::write(node.input, line.data(), line.size()));
@@ -483,7 +489,14 @@ class Launcher {
 
   void look_after(LaunchNode& node) {
     if (!nodes_.keeps_monitors()) return;
-    if (node.monitor == 0 && now() > node.next_try) start_monitor(node);
+    if (node.monitor == 0 && now() > node.next_try) {
+      try {
+        start_monitor(node);
+      } catch (const Error& error) {  // there are too many processes or descriptors for now
+        spdlog::warn("the monitor of {} could not be started: {}", node.name, error.what());
+        node.next_try = now() + 1.0;
+      }
+    }
     if (node.role == NodeRole::kActive && node.closed > 0.0 && now() - node.closed > kMonitorRestart &&
         attempt_.watch) {
       attempt_.watch->lose(
@@ -539,6 +552,7 @@ class Launcher {
         command.front(), {command.begin() + 1, command.end()},
         {.input = nothing, .variables = {fmt::format("{}={}:{}", kAttemptVariable, state().run_id, state().attempt)}});
     close(nothing);
+    attempt_.have_started = true;
     WatchOptions watch = options_.watch;
     watch.start_timeout = static_cast<double>(config_.comm.init_timeout_seconds);
     watch.other_timeout = static_cast<double>(config_.comm.train_timeout_seconds);
@@ -547,7 +561,15 @@ class Launcher {
 
   /// Returns what went wrong, or nullopt if the ranks have ended as they should.
   std::optional<Failure> run_attempt() {
-    start_ranks();
+    try {
+      start_ranks();
+    } catch (const Error& error) {
+      if (!attempt_.have_started) throw;
+      attempt_.watch.emplace(options_.watch, nodes_.active(), options_.ranks_per_node, now());
+      const bool is_of_storage = error.status() == ExitStatus::kStorageFailed;
+      return Failure{.kind = is_of_storage ? FailureKind::kStorageFailed : FailureKind::kProgramError,
+                     .evidence = {fmt::format("the ranks could not be started: {}", error.what())}};
+    }
     std::optional<double> ended;  // when the ranks' process ended
     int told = 0;
     while (true) {
@@ -658,6 +680,7 @@ class Launcher {
     const std::int64_t step = attempt_.watch->step();
     state().step_seconds = attempt_.watch->step_seconds();
     if (step == 0) return;
+    ladder_.note_training();
     state().step = step;
     if (state().state != "training" && (!recovery_.healing || recovery_.healing->resumed_step)) write_state("training");
     if (!recovery_.healing) return;
@@ -703,9 +726,19 @@ class Launcher {
       recovery_.nodes_that_differed = nodes_.active();
     }
     recovery_.healing = std::move(incident);
-    if (action == Action::kRestart || action == Action::kReplace) return true;
+    if (action == Action::kRestart || action == Action::kReplace) {
+      pause(recovery_.healing->decision.pause_seconds);
+      return true;
+    }
     exit_status_ = static_cast<int>(recovery_.healing->decision.status);
     return false;
+  }
+
+  /// Waits until the next attempt may begin, or until someone asks the launch to end.
+  void pause(double seconds) {
+    if (seconds > 0.0) spdlog::info("the next attempt begins in {:g} s", seconds);
+    const Stopwatch watch;
+    while (watch.seconds() < seconds && stop_.count == 0) pump();
   }
 
   void gather_evidence() {
@@ -790,15 +823,16 @@ class Launcher {
     scheduler_.withdraw();
     reach_lost_nodes();
     nodes_.keep_monitors(false);
-    const bool is_over = exit_status_ != static_cast<int>(ExitStatus::kRequeue);
-    if (is_over) {  // a launch that is requeued needs the copies in memory
+    const bool is_taken_over = exit_status_ == static_cast<int>(ExitStatus::kTakenOver);
+    const bool is_over = exit_status_ != static_cast<int>(ExitStatus::kRequeue) && !is_taken_over;
+    if (is_over) {  // the next launch needs the ranks' files and the copies in memory
       for (const LaunchNode& node : nodes_) channel_.send({node.name, {{"do", "quit"}, {"attempt", state().attempt}}});
       const Stopwatch watch;
       const auto has_quit = [](const LaunchNode& node) { return node.monitor == 0 || now() - node.seen > 1.0; };
       while (watch.seconds() < 3.0 && !std::ranges::all_of(nodes_, has_quit)) pump();
     }
     state().exit_status = exit_status_;
-    write_state(last_state);
+    if (!is_taken_over) write_state(last_state);  // else the file is the other launcher's
     if (state().incidents > 0) {
       spdlog::info("{} incidents, {:.1f} s lost: effective training time {:.1f} %", state().incidents,
                    state().seconds_lost, 100.0 * state().effective_training_time());

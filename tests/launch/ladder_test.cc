@@ -35,6 +35,31 @@ TEST(Ladder, ANodeThatAnOperatorReturnedBeginsAnew) {
   EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 10), 1, 3).action, Action::kReplace);
 }
 
+TEST(Ladder, AnInputThatCannotWorkOnOneNodeIsItsFailureOnceTheRunHasTrained) {
+  Ladder ladder(10, false);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kWrongInput, "n1", 0), 1, 0).status, ExitStatus::kWrongInput);
+  ladder.note_training();
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kWrongInput, "n1", 0), 1, 1).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kWrongInput, "n1", 0), 1, 2).action, Action::kReplace);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kWrongInput, "", 0), 1, 3).action, Action::kStop);
+}
+
+/// Storage may be away for minutes. It says nothing of the step at which it failed.
+TEST(Ladder, StorageThatFailsAgainIsLeftAloneForLongerEachTime) {
+  Ladder ladder(10, false);
+  double now = 1e4, total = 0.0;
+  for (const double pause : {0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0}) {
+    const Decision decision = ladder.decide(failure(FailureKind::kStorageFailed, ""), 0, now);
+    EXPECT_EQ(decision.action, Action::kRestart);
+    EXPECT_DOUBLE_EQ(decision.pause_seconds, pause);
+    total += pause;
+    now += pause;
+  }
+  EXPECT_GT(total, 15 * kMinute);
+  EXPECT_DOUBLE_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1"), 0, now).pause_seconds, 0.0);
+  EXPECT_DOUBLE_EQ(ladder.decide(failure(FailureKind::kStorageFailed, ""), 0, now + 61 * kMinute).pause_seconds, 0.0);
+}
+
 TEST(Ladder, ALostNodeIsReplacedOrTheSchedulerIsAskedOrTheRunStops) {
   EXPECT_EQ(Ladder(10, true).decide(failure(FailureKind::kNodeLost, "n1"), 1, 0).action, Action::kReplace);
   const Decision requeue = Ladder(10, true).decide(failure(FailureKind::kNodeLost, "n1"), 0, 0);

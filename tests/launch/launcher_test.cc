@@ -145,6 +145,19 @@ TEST_F(LaunchWithLoadStep, ARestartGoesOnFromWhatTheLaunchHasSaved) {
   EXPECT_THAT(load_steps(), ElementsAre("15", "20"));
 }
 
+/// The launcher may be unable to read what was saved.
+TEST_F(LaunchWithLoadStep, ARestartThatCannotBeStartedIsAFailure) {
+  options_.restarts_per_hour = 1;
+  const auto break_manifest = [&](std::size_t) {
+    const fs::path manifest = checkpoint_path(run_ / config_.checkpoint.folder, 30) / kCheckpointManifestName;
+    fs::remove(manifest);
+    fs::create_directory(manifest);
+  };
+  const int status = run({.ranks = {noting("exit 1")}, .before_ranks = break_manifest});
+  EXPECT_EQ(status, static_cast<int>(ExitStatus::kHold)) << log_;
+  EXPECT_THAT(incident(2).at("text").get<std::string>(), HasSubstr("the ranks could not be started: cannot read"));
+}
+
 /// The scheduler stops a job and starts it again with the same command. A person may start that command anew.
 TEST_F(LaunchWithLoadStep, ARequeuedJobGoesOnFromWhatItHasSaved) {
   const auto save_and_stop = [&](std::size_t) {
@@ -171,6 +184,15 @@ TEST_F(LaunchWithLoadStep, AfterALostLauncherTheNextGoesOn) {
   data::write_file(run_ / kLaunchStateName, to_json(lost).dump());
   EXPECT_EQ(run({.ranks = {noting("exit 0")}}), 0) << log_;
   EXPECT_THAT(load_steps(), ElementsAre("15", "20"));
+}
+
+/// Another launcher uses the files of the run, and the memory of its nodes, by then.
+TEST_F(LauncherTest, ALauncherWhoseRunWasTakenOverLeavesItAlone) {
+  const fs::path copy = options_.node_folder / "copy";
+  const auto put_copy = [&](std::size_t) { data::write_file(copy, "of a state"); };
+  EXPECT_EQ(run({.ranks = {"exit 73"}, .before_ranks = put_copy}), static_cast<int>(ExitStatus::kTakenOver)) << log_;
+  EXPECT_EQ(read_launch_state(run_)->state, "recovering");
+  EXPECT_FALSE(read_launch_state(run_)->exit_status);
 }
 
 TEST_F(LauncherTest, ASignalThatStopsAHealingRunIsTheReasonOfItsEnd) {
