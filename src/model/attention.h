@@ -20,11 +20,13 @@ struct AttentionSaved {
   Tensor kv_a_tC;  // [t, kv_lora + rope]: latent before its norm | k_rope before rotation
   Tensor kv_rstd_t;
   Tensor q_a_tC, q_rstd_t;  // the queries' latent before its norm; only with query compression
-  GemmOperand o;
-  Tensor lse_TH;
+  GemmOperand o;            // the heads' outputs, [T, H · v_head]
+  Tensor lse_TH;            // float32
   // These are kept under Recompute::kNone. Otherwise they are recomputed.
   GemmOperand kv_latent_KC, q_latent_TC;  // after their norms
-  Tensor q, kv, k_rope;                   // what the attention core reads; q without compression is always kept
+  // What the attention core reads: q [T, H · qk_head], kv [K, H · (qk_nope + v_head)] and k_rope [K, rope], after RoPE.
+  // H counts this rank's heads, and K the tokens of whole sequences. q without compression is always kept.
+  Tensor q, kv, k_rope;
 };
 
 class Attention {

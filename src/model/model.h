@@ -17,7 +17,7 @@ struct ModelOptions {
   OptimizerTensors optimizer = adamw_tensors();
   Recompute recompute = Recompute::kNone;
   bool force_load_balance = false;
-  std::int64_t seq_len = 0;
+  std::int64_t seq_len = 0;              // tokens of a whole sequence; RopeTable has as many positions
   std::shared_ptr<Mesh> mesh = nullptr;  // null: one rank
   /// Keeps weights gathered until the end of the step.
   bool keep_gathered = false;
@@ -127,8 +127,8 @@ class Model {
   /// sums(). `probe` observes the operands of every GEMM site. It may be null.
   void forward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                SiteProbe* probe = nullptr);
-  /// Runs the stage's backward, which adds to the gradients. If make_saved was called with `defers`, backward_weights()
-  /// computes the gradients of most GEMM sites' weights.
+  /// Runs the stage's backward, which adds to the gradients. If make_saved was called with `defers`, it leaves those of
+  /// every wo and w13 to backward_weights(). A later round of an MoE layer (ep/dispatcher.h) defers nothing.
   void backward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                 SiteProbe* probe = nullptr);
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);

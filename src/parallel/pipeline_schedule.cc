@@ -21,6 +21,7 @@ constexpr std::array kNames = {
 };
 constexpr std::string_view kShortZbv = "ZBV";
 
+/// The most forwards of a schedule. Its actions and all that is computed from them are in memory.
 constexpr std::int64_t kMaxForwards = std::int64_t{1} << 20;
 
 bool equal_but_for_case(std::string_view a, std::string_view b) {

@@ -93,7 +93,8 @@ struct PipelineSchedule {
 int min_stages_per_rank(PipelineScheduleKind kind);
 
 /// Returns the schedule for P = num_ranks, v = stages_per_rank and M = num_micro_batches. Throws Error for numbers that
-/// the kind does not accept, and names those that it does.
+/// the kind does not accept, and names those that it does. Also throws it if max_deferred is below 1, or if there are
+/// more than 2^20 forwards.
 /// - k1F1B: v = 1. Stage s is on rank s.
 /// - kInterleaved1F1B: v >= 2. Stage s is on rank s mod P. Groups of P micro-batches take turns on a rank's stages. If
 ///   P does not divide M, the max(1, floor(M / P)) groups are as equal as possible, the larger ones first.

@@ -27,7 +27,8 @@ struct Slice {
   }
 
   /// Calls visit(local index, global index, count) for all runs of numbers in [begin, end) of the local tensor. A run
-  /// is contiguous in the global tensor, too. Indices count numbers of the flattened tensors.
+  /// is contiguous in the global tensor, too. Indices count numbers of the flattened tensors. [begin, end) must lie
+  /// within the local tensor, which local() describes.
   template <typename Visit>
   void for_each_run(std::int64_t begin, std::int64_t end, Visit&& visit) const {
     std::int64_t inner = 1;

@@ -23,8 +23,9 @@ struct SitePrecision {
   mx::Format gradient{}, wgrad_gradient{};  // of the output's gradient, in dgrad and in wgrad
   mx::Format weight{};
 
-  /// If so, both products read the quantized weight.
+  /// Returns whether fprop and dgrad read the quantized weight. Either both are in low precision, or neither is.
   bool quantizes_weight() const { return fprop != Precision::kHigh; }
+  /// Returns whether any of the three products reads quantized operands.
   bool quantizes() const { return quantizes_weight() || wgrad != Precision::kHigh; }
 };
 

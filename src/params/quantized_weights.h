@@ -53,7 +53,7 @@ class QuantizedWeights {
   /// Returns the quantized weights for which `which(id)` is true.
   template <typename Which>
   std::vector<ParamId> weights_where(Which&& which) const;
-  /// Quantizes weights. Takes scratch memory for a matrix of one that has no copy.
+  /// Quantizes weights. For one without a copy it takes a matrix of scratch memory from op's arena.
   void quantize_all(const Context& op, std::span<const ParamId> ids) const;
 
   const Parameters* parameters_ = nullptr;

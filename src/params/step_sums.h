@@ -10,7 +10,8 @@
 
 namespace tessera {
 
-/// Holds sums over the valid positions of a micro-batch or a step, for this rank's tokens.
+/// Holds sums of cross-entropies, in nats, over the valid positions of a micro-batch or a step. They are of this rank's
+/// tokens, or of all ranks' after the sum over ranks (step/step_reduction.h).
 struct LossSums {
   double main = 0.0;
   double mtp = 0.0;  // over all modules

@@ -43,8 +43,8 @@ class UnitSlots {
     return weight_layout().begins(sizes);
   }
   std::size_t num_bytes(DType compute) const;
-  /// Allocates the slots. `op` must outlive this. `weights` [flat size, but for what is left out] has the type that
-  /// layers compute in and is what is gathered. Sums are added to `gradients` [flat size], float32.
+  /// Allocates the slots. What `op` refers to must outlive this. `weights` [flat size, but for what is left out] has
+  /// the type that layers compute in and is what is gathered. Sums are added to `gradients` [flat size], float32.
   void allocate(const Context& op, const Tensor& weights, const LeftOut& left_out, const Tensor& gradients);
 
   /// Makes slots without memory, for a dry run. Its gathers and sums are transfers of tensors without numbers.

@@ -1,5 +1,5 @@
 // Decides which losses are spikes (training.max_loss_spike): those above a multiple of the mean of the last steps'
-// losses.
+// losses. These are not in checkpoints, so a run that resumes has no spikes in its first steps.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class LossSpikes {
     last_.push_back(loss);
     if (last_.size() > kLossesOfMean) last_.pop_front();
   }
-  /// Returns the largest loss that is no spike now.
+  /// Returns the largest loss that is no spike now. It is infinite until kLossesOfMean losses were noted.
   double largest() const {
     if (factor_ == 0.0 || last_.size() < kLossesOfMean) return std::numeric_limits<double>::infinity();
     return factor_ * std::accumulate(last_.begin(), last_.end(), 0.0) / static_cast<double>(kLossesOfMean);

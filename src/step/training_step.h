@@ -43,8 +43,8 @@ struct StepResult {
   double total_loss = 0.0;    // what is minimised
   double grad_norm = 0.0;     // before clipping
   double learning_rate = 0.0;
-  std::int64_t num_tokens = 0;
-  PhaseSeconds seconds;  // all but data
+  std::int64_t num_tokens = 0;  // of all data ranks, whether their labels count or not
+  PhaseSeconds seconds;         // all but data
   /// The time when the device had finished the step, which may be long before the host calls finish().
   std::chrono::steady_clock::time_point ended;
   /// The load of each MoE layer's most loaded expert, in tokens, divided by the mean load.
@@ -85,8 +85,9 @@ class NonFiniteStep : public FailedStep {
   NonFiniteStep(const std::string& message, StepResult step_result, bool began_here,
                 ExitStatus status = ExitStatus::kNonFinite)
       : FailedStep(message, status, std::move(step_result)), begins_here(began_here) {}
-  /// True if this rank's own numbers were not finite, before they were summed with those of other ranks. On GPUs no
-  /// rank knows this, and it is always true.
+  /// True if this rank's sum of losses, or its shards of the gradients, were not finite. A shard is a sum over the
+  /// ranks that share it, so a gradient may have become so on another of these. On GPUs no rank knows this, and it is
+  /// always true.
   bool begins_here;
 };
 
