@@ -13,9 +13,8 @@ namespace tessera {
 template <typename T>
 std::optional<T> parse_number(std::string_view text) {
   T number{};
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && rest == end ? std::optional<T>(number) : std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional<T>(number) : std::nullopt;
 }
 
 }  // namespace tessera

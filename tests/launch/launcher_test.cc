@@ -32,7 +32,7 @@ struct Script {
   std::string monitor_of_n1 = "exec \"$@\"";  // "$@" is the monitor's command
   std::string drain = "true";
   std::function<void(std::size_t)> before_ranks = [](std::size_t) {};  // receives the index of the attempt
-  std::string job = "";                                                // of the scheduler
+  std::string job = {};                                                // of the scheduler
 };
 
 class ScriptEngine : public Engine {

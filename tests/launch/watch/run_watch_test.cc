@@ -215,7 +215,10 @@ TEST_F(RunWatchTest, LongSectionsAreLateOnceRanksDoNotVote) {
 TEST(RunWatchOfOneRank, MaySaveForLong) {
   RunWatch watch({}, {"n1"}, 1, 0.0);
   for (double now = 0.5; now < 1000.0; now += 0.5) {
-    watch.report("n1", {{.step = 3, .section = "checkpoint", .section_seconds = now, .operation_seconds = now}}, now);
+    RankReport report;
+    report.section = "checkpoint";
+    report.section_seconds = report.operation_seconds = now;
+    watch.report("n1", {report}, now);
     EXPECT_FALSE(watch.find(now)) << now;
   }
 }
