@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
+#include "data/tokenizers/text.h"
 #include "device/cuda.h"
 #include "ops/runtime/inventory.h"
 #include "system/file_lock.h"
@@ -896,6 +897,9 @@ TEST_F(Cli, GeneratesFromACheckpoint) {
   EXPECT_EQ(generate({"--prompt", "a b", "--seed", "1"}), first);
   EXPECT_NE(generate({"--prompt", "a b", "--seed", "2"}), first);
   EXPECT_GT(first.size(), 10u);
+  const std::string noise = generate({"--prompt", "a b", "--temperature", "1000"});  // bytes at random
+  EXPECT_THAT(noise, HasSubstr("\xEF\xBF\xBD"));
+  EXPECT_TRUE(data::is_utf8(noise)) << noise;
 
   // A file of prompts gives the same texts with every batch size.
   data::write_file(scratch_ / "prompts.txt", "a b\n\nsome longer prompt\n\xff\"\n");
