@@ -115,7 +115,10 @@ struct PrepareCommand {
                    result.num_without_tokens);
     }
     if (options.val_fraction > 0 && !result.manifest.splits.contains("val")) {
-      spdlog::warn("no document fell to validation: there are only {}", result.source.num_documents);
+      spdlog::warn(
+          "no document fell to validation: there are only {} (a file of text is one, and a line of a .jsonl file is "
+          "one). A larger --val-fraction sets some aside; --validation.enable=false trains without",
+          result.source.num_documents);
     }
     spdlog::info("{} documents of {} bytes in {:.1f} s", result.source.num_documents, result.source.num_text_bytes,
                  watch.seconds());

@@ -198,7 +198,9 @@ void generate_one(Generator& generator, const std::string& prompt) {
     const std::string continuation = text.continuation(generator.tokenizer());
     const std::size_t end = done ? continuation.size() : data::whole_characters(continuation);
     if (end > num_printed) {
-      fmt::print("{}", std::string_view(continuation).substr(num_printed, end - num_printed));
+      std::string grown = continuation.substr(num_printed, end - num_printed);
+      data::repair_utf8(grown);
+      fmt::print("{}", grown);
       num_printed = end;
     }
     if (done) fmt::print("\n");

@@ -28,6 +28,24 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 
+/// Throws Error, which says what `asker` needs, unless this build plans CUDA's operators.
+void require_plans_for_gpus(std::string_view asker) {
+  require(cuda::is_built(),
+          "{} plans for GPUs. It needs none, but a build with CUDA: `make install PRESET=release` makes one where "
+          "nvcc 12.8 or newer is on the PATH",
+          asker);
+}
+
+/// Returns the degrees of a mesh of so many ranks. Throws Error, which names --ranks, if they are too few.
+MeshDegrees degrees_on(const JobConfig& job, int num_ranks) {
+  const std::int64_t needed = fewest_ranks(job.mesh_degrees());
+  require(needed <= num_ranks, "--ranks is {}, but the mesh needs {} ranks{}; expected --ranks {}", num_ranks, needed,
+          job.mesh_degrees().dp_shard == -1 ? " or a multiple of that" : "", needed);
+  const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
+  job.validate_on(degrees);
+  return degrees;
+}
+
 struct ScheduleCommand {
   std::string kind;
   int num_ranks = 0, num_micro_batches = 0, stages_per_rank = 0, max_deferred = kNoLimit;
@@ -99,8 +117,7 @@ struct MemoryCommand {
 
   void run(const JobConfig& job) const {
     job.validate();
-    const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
-    job.validate_on(degrees);
+    const MeshDegrees degrees = degrees_on(job, num_ranks);
     const PlannedRun planned{job, job.training.device == DeviceChoice::kCuda ? Device::kCuda : Device::kCpu, degrees};
     require(planned.device == Device::kCpu || cuda::is_built(),
             "training.device is cuda, but {}; --device cpu plans for a CPU", cuda::why_unavailable());
@@ -257,16 +274,10 @@ struct TimeCommand {
     const bool needs_cluster = !engine.empty() || !html.empty() || !routing.is_default() || tokens_of_run > 0.0;
     require(!needs_cluster || !cluster.empty(), "--engine, --html, --loads, --routing and --tokens need --cluster");
     job.validate();
-    if (cluster.empty()) return run_on_cpu(job, degrees_of(job));
+    if (cluster.empty()) return run_on_cpu(job, degrees_on(job, num_ranks));
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     set_ranks_per_domain(job, num_ranks, machine);
-    run_on(machine, job, degrees_of(job));
-  }
-
-  MeshDegrees degrees_of(const JobConfig& job) const {
-    const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
-    job.validate_on(degrees);
-    return degrees;
+    run_on(machine, job, degrees_on(job, num_ranks));
   }
 
   /// Returns the part of the time that trains. A failure costs half of the time between checkpoints and the restart.
@@ -292,7 +303,7 @@ struct TimeCommand {
   }
 
   void run_on(const Cluster& machine, const JobConfig& job, const MeshDegrees& degrees) const {
-    require(cuda::is_built(), "--cluster plans for GPUs, but {}", cuda::why_unavailable());
+    require_plans_for_gpus("--cluster");
     const std::optional<ExpertLoads> loads = routing.recorded();
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
     const RunForecast forecast =
@@ -439,7 +450,7 @@ struct SearchCommand {
   int num_ranks = 1, num_rows = 10;
 
   void run(const JobConfig& job) const {
-    require(cuda::is_built(), "`tessera plan search` plans for GPUs, but {}", cuda::why_unavailable());
+    require_plans_for_gpus("`tessera plan search`");
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});

@@ -387,7 +387,9 @@ void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
     root = toml::parse(text, source);
   } catch (const toml::parse_error& error) {
     require_neither_json_nor_yaml(text, source);
-    fail("{}:{}: {}", source, error.source().begin.line, error.description());
+    const bool lacks_quotes = error.description().find("could not determine value type") != std::string_view::npos;
+    fail("{}:{}: {}{}", source, error.source().begin.line, error.description(),
+         lacks_quotes ? "; expected a text in quotes, a number, true or false" : "");
   }
   const std::function<void(const toml::table&, const std::string&)> visit = [&](const toml::table& table,
                                                                                 const std::string& prefix) {

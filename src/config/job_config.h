@@ -201,8 +201,9 @@ struct JobConfig {
   /// Throws Error, which names keys and values, if a run cannot work with these numbers, or if it asks for a feature
   /// that is not built yet.
   void validate() const;
-  /// Throws Error if a run cannot work on a mesh with these degrees, which are resolved.
-  void validate_on(const MeshDegrees& degrees) const;
+  /// Throws Error if a run cannot work on a mesh with these degrees, which are resolved. With `on_any_ranks` the number
+  /// of ranks is still open, and so does not limit the degrees that the message names instead.
+  void validate_on(const MeshDegrees& degrees, bool on_any_ranks = false) const;
 };
 
 /// Returns the values of activation_checkpoint.mode, by name.

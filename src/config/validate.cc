@@ -163,14 +163,14 @@ void JobConfig::validate() const {
   validate_micro_batch(*this);
 }
 
-void JobConfig::validate_on(const MeshDegrees& degrees) const {
+void JobConfig::validate_on(const MeshDegrees& degrees, bool on_any_ranks) const {
   const ModelConfig& m = model.args;
   const std::int64_t shared_dim = m.num_shared_experts * m.moe_inter_dim;
   std::vector<std::pair<std::string_view, std::int64_t>> cut_by_tensor = {{"model.args.n_heads", m.n_heads},
                                                                           {"model.args.vocab_size", m.vocab_size}};
   if (m.n_dense_layers > 0) cut_by_tensor.emplace_back("model.args.inter_dim", m.inter_dim);
   if (shared_dim > 0) cut_by_tensor.emplace_back("model.args.num_shared_experts x moe_inter_dim", shared_dim);
-  std::int64_t others = degrees.num_ranks();
+  std::int64_t others = on_any_ranks ? 0 : degrees.num_ranks();
   for (const auto& [what, total] : cut_by_tensor) others = std::gcd(others, total);
   for (const auto& [what, total] : cut_by_tensor) {
     require_divides("parallelism.tensor_parallel_degree", degrees.tp, total, fmt::format("{} = {}", what, total),
@@ -197,7 +197,7 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
           training.global_batch_size, micro_batches_per_step(data_ranks), kMaxMicroBatches);
   require_divides("parallelism.expert_parallel_degree", degrees.ep, model.args.num_experts,
                   fmt::format("model.args.num_experts = {}", model.args.num_experts),
-                  degrees.dp_shard * degrees.cp * degrees.tp);
+                  on_any_ranks ? 0 : degrees.dp_shard * degrees.cp * degrees.tp);
   const PipelineSchedule schedule = pipeline_schedule(degrees);
   require(m.num_mtp_modules == 0 || schedule.rank_of_stage.front() == schedule.rank_of_stage.back(),
           "model.args.num_mtp_modules is {}: multi-token prediction needs embedding and output projection on one rank; "

@@ -131,7 +131,10 @@ Manifest read_manifest(const fs::path& folder) {
 std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, const std::string& split) {
   const auto found = manifest.splits.find(split);
   require(found != manifest.splits.end(), "dataset '{}': it has no documents in its split '{}'{}", folder.string(),
-          split, split == "val" ? "; `tessera data prepare --val-fraction 0.01` sets some aside" : "");
+          split,
+          split == "val" ? "; a larger --val-fraction of `tessera data prepare` sets some aside, and "
+                           "--validation.enable=false trains without"
+                         : "");
   std::vector<Shard> shards;
   shards.reserve(found->second.size());
   for (const ShardEntry& entry : found->second) {

@@ -69,9 +69,9 @@ Loader::Loader(const LoaderConfig& config) : config_(config) {
   }
   num_samples_ = num_tokens / (static_cast<std::uint64_t>(config.seq_len) + 1);
   require(num_samples_ >= 1,
-          "{}: {} tokens, fewer than one sample of seq_len + 1 = {}: use more text or a shorter "
-          "sequence",
-          place, num_tokens, config.seq_len + 1);
+          "{}: {} tokens, fewer than one sample of seq_len + 1 = {}: use more text or a shorter sequence{}", place,
+          num_tokens, config.seq_len + 1,
+          config.split == "val" ? ", or a larger --val-fraction of `tessera data prepare`" : "");
 }
 
 std::uint64_t Loader::sample_at(std::uint64_t position) const {
@@ -140,8 +140,11 @@ void Loader::restore(const LoaderState& state) {
   require(state.dataset_checksum == mine.dataset_checksum,
           "{}: the saved position is in another dataset, with checksum {:016x}; this one has {:016x}", place,
           state.dataset_checksum, mine.dataset_checksum);
-  require(state.seq_len == mine.seq_len, "{}: the saved position counts sequences of {} tokens, this run's have {}",
-          place, state.seq_len, mine.seq_len);
+  require(
+      state.seq_len == mine.seq_len,
+      "{}: the saved position counts sequences of {} tokens, this run's training.seq_len is {}. Give that length to "
+      "go on, or another job.dump_folder to start anew",
+      place, state.seq_len, mine.seq_len);
   require(state.seed == mine.seed, "{}: the saved position is in the order of seed {}, this run's seed is {}", place,
           state.seed, mine.seed);
   require(state.shuffle == mine.shuffle, "{}: the saved run had shuffle {}, this one has {}", place, state.shuffle,

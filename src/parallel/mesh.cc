@@ -1,5 +1,6 @@
 #include "parallel/mesh.h"
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -59,6 +60,8 @@ MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks) {
 }
 
 std::int64_t fewest_ranks(const MeshDegrees& degrees) {
+  const std::int64_t shard = degrees.dp_shard == -1 ? 1 : degrees.dp_shard;
+  if (std::min({degrees.dp_replicate, shard, degrees.cp, degrees.tp, degrees.pp, degrees.ep}) < 1) return 1;
   const auto times = [](std::int64_t a, std::int64_t b) {
     std::int64_t product = 0;
     return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;

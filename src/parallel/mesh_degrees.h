@@ -24,9 +24,9 @@ struct MeshDegrees {
 /// error names the key and its nearest possible values.
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks);
 
-/// Returns the smallest number of ranks on which `degrees` resolve. Each degree must be 1 or more, except that dp_shard
-/// may be -1. Then every multiple of the result works, too. If the result does not fit into 64 bits, it returns the
-/// largest number that does.
+/// Returns the smallest number of ranks on which `degrees` resolve. With dp_shard = -1 every multiple of the result
+/// works, too. If the result does not fit into 64 bits, it returns the largest number that does. It returns 1 if a
+/// degree is below 1, which resolve() refuses on any number of ranks.
 std::int64_t fewest_ranks(const MeshDegrees& degrees);
 
 /// Describes the degrees: "pipeline 1 x replicate 2 x shard 4 x context 1 x tensor 1, expert 4". With several domains

@@ -103,6 +103,7 @@ TEST(ConfigTable, ValuesOfAWrongKind) {
   expect_error([&] { s.table().apply_override("--first.count=99999999999999999999"); }, {"integer"});
   expect_error([&] { s.table().apply_override("--first.count"); }, {"first.count=VALUE"});
   expect_error([&] { s.table().apply_toml("[first\n", "file"); }, {"file:1"});
+  expect_error([&] { s.table().apply_toml("[second]\ncolour = green\n", "file"); }, {"file:2", "a text in quotes"});
   EXPECT_EQ(s.count, 3);
 }
 

@@ -179,7 +179,8 @@ TEST(Loader, RefusesAStateOfAnotherRun) {
     EXPECT_EQ(loader.position(), 0u);
   };
   expect_refused([](LoaderState& s) { s.dataset_checksum ^= 1; }, {"dataset", "checksum"});
-  expect_refused([](LoaderState& s) { s.seq_len = 16; }, {"16", "15"});
+  expect_refused([](LoaderState& s) { s.seq_len = 16; },
+                 {"of 16 tokens", "training.seq_len is 15", "another job.dump_folder"});
   expect_refused([](LoaderState& s) { s.seed = 41; }, {"41", "42"});
   expect_refused([](LoaderState& s) { s.shuffle = false; }, {"shuffle"});
   LoaderConfig config = config_for(dataset);

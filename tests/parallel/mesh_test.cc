@@ -43,6 +43,10 @@ TEST(Mesh, TheFewestRanksResolve) {
   EXPECT_EQ(fewest_ranks({.tp = 4, .ep = 2}), 4);
   EXPECT_EQ(fewest_ranks({.dp_shard = 4, .ep = 2}), 4);
   EXPECT_EQ(fewest_ranks({.tp = 1LL << 40, .pp = 1LL << 40}), std::numeric_limits<std::int64_t>::max());
+  for (const MeshDegrees& impossible : {MeshDegrees{.tp = 0, .ep = 0}, MeshDegrees{.ep = 0}, MeshDegrees{.tp = -2},
+                                        MeshDegrees{.dp_shard = 0}, MeshDegrees{.dp_shard = -2, .tp = 2}}) {
+    EXPECT_EQ(fewest_ranks(impossible), 1) << impossible.tp << " " << impossible.ep << " " << impossible.dp_shard;
+  }
   for (const std::int64_t ep : {2, 3, 4, 6, 12}) {
     const MeshDegrees degrees{.cp = 2, .tp = 3, .ep = ep};
     EXPECT_EQ(resolve(degrees, fewest_ranks(degrees)).num_ranks(), fewest_ranks(degrees)) << ep;

@@ -38,15 +38,12 @@ std::string this_command() {
 
 void require_enough_ranks(const JobConfig& config, int num_ranks) {
   const MeshDegrees degrees = config.mesh_degrees();
-  const bool is_possible = degrees.pp >= 1 && degrees.tp >= 1 && degrees.cp >= 1 && degrees.dp_replicate >= 1 &&
-                           degrees.ep >= 1 && (degrees.dp_shard >= 1 || degrees.dp_shard == -1);
-  if (!is_possible) return;  // making the mesh reports what is wrong
   const std::int64_t needed = fewest_ranks(degrees);
   if (needed <= num_ranks) return;
   // More ranks do not help if the mesh itself is wrong, so that is reported first.
   config.validate();
   constexpr std::int64_t kMaxRanks = 1 << 20;
-  if (needed <= kMaxRanks) config.validate_on(resolve(degrees, needed));
+  if (needed <= kMaxRanks) config.validate_on(resolve(degrees, needed), /*on_any_ranks=*/true);
   std::string asked;
   for (const auto& [key, degree] : {std::pair{"pipeline_parallel_degree", degrees.pp},
                                     {"tensor_parallel_degree", degrees.tp},
