@@ -170,7 +170,7 @@ void JobConfig::validate_on(const MeshDegrees& degrees, bool on_any_ranks) const
                                                                           {"model.args.vocab_size", m.vocab_size}};
   if (m.n_dense_layers > 0) cut_by_tensor.emplace_back("model.args.inter_dim", m.inter_dim);
   if (shared_dim > 0) cut_by_tensor.emplace_back("model.args.num_shared_experts x moe_inter_dim", shared_dim);
-  std::int64_t others = on_any_ranks ? 0 : degrees.num_ranks();
+  std::int64_t others = on_any_ranks ? 0 : degrees.num_ranks();  // every degree divides 0
   for (const auto& [what, total] : cut_by_tensor) others = std::gcd(others, total);
   for (const auto& [what, total] : cut_by_tensor) {
     require_divides("parallelism.tensor_parallel_degree", degrees.tp, total, fmt::format("{} = {}", what, total),
