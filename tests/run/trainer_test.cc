@@ -460,7 +460,7 @@ TEST_F(Trained, RefusesACheckpointOfAnotherRun) {
   refused("--model.args.route_scale=2.0", {"model.args.route_scale"});
   refused("--training.mixed_precision_param=float32", {"mixed_precision_param"});
   refused("--debug.seed=1", {"debug.seed"});
-  refused("--training.seq_len=16", {"sequences of 32 tokens", "have 16"});
+  refused("--training.seq_len=16", {"sequences of 32 tokens", "training.seq_len is 16"});
   refused("--checkpoint.load_step=5", {"step-5", "4, 8"});
 }
 
