@@ -63,7 +63,7 @@ struct Attempt {
   }
 };
 
-/// The incidents that are not over, what they cost, and where the next attempt resumes.
+/// The incidents that are not over, and what they cost.
 struct Recovery {
   std::optional<Incident> healing;       // set until the run is as far as before, or fails again
   std::int64_t step_before_failure = 0;  // the run has healed when it reaches this step again
@@ -71,7 +71,6 @@ struct Recovery {
   std::vector<std::string> nodes_that_differed;  // the nodes of that attempt, in the order of ranks
   Stopwatch since_looked;                        // for that replay
   bool slow_is_told = false;                     // a warning says that a rank is slow and has no spare
-  std::optional<RestartStep> restart_step;       // set from the first attempt on, if it has checkpoint.load_step
 
   bool is_healing(const Incident& incident) const { return healing && healing->number == incident.number; }
   /// Ends the healing at Unix time `end`. Returns the incident, with what it has cost.
@@ -172,7 +171,8 @@ class Launcher {
     state().run_id = config_.job.run_id;
     if (state().run_id.empty() && before && !before->has_ended()) state().run_id = before->run_id;
     if (state().run_id.empty()) state().run_id = identify_run(config_, std::nullopt).id;
-    if (before && before->run_id == state().run_id) {
+    const bool is_of_run = before && before->run_id == state().run_id;
+    if (is_of_run) {
       state().attempt = before->attempt;
       state().begin = before->begin;
       state().incidents = before->incidents;
@@ -198,24 +198,20 @@ class Launcher {
         dump_folder() / kLaunchLockName, fmt::format("the run in '{}'", dump_folder().string()),
         FileLock::Options{.owner = fmt::format("launch of run {}, requeued {} times", state().run_id, restarts),
                           .takes_over = [&](const std::string&) { return restarts > 0; }});
-    const bool had_trained = before && before->run_id == state().run_id && before->step > 0;
-    if (had_trained && !before->has_ended()) take_over_from(*before);
-    if (before && before->run_id == state().run_id) resume_from(*before);
+    if (!is_of_run) return;
+    if (before->step > 0 && !before->has_ended()) take_over_from(*before);
+    // A launch that was lost, or whose job was requeued, goes on from what it has saved. A launch by a person who asks
+    // for checkpoint.load_step anew begins there.
+    const bool goes_on = !before->has_ended() || was_requeued(*before);
+    if (goes_on && before->load_step && before->load_step->load_step == config_.checkpoint.load_step) {
+      state().load_step = before->load_step;
+    }
   }
 
   /// Returns whether the scheduler has started this launcher's job again since `before` was written.
   bool was_requeued(const LaunchState& before) const {
     const auto &job = state().job, &earlier = before.job;
     return job && earlier && job->id == earlier->id && job->restarts > earlier->restarts;
-  }
-
-  /// Goes on from what the launch before has saved, if this is that launch, started again: it was lost, or its job was
-  /// requeued. A launch by a person who asks for checkpoint.load_step anew begins there.
-  void resume_from(const LaunchState& before) {
-    const bool goes_on = !before.has_ended() || was_requeued(before);
-    if (!goes_on || !before.load_step || before.load_step->load_step != config_.checkpoint.load_step) return;
-    recovery_.restart_step.emplace(checkpoint_folder(), *before.load_step);
-    state().load_step = before.load_step;
   }
 
   /// Records an incident if the launcher before this one ended without a word: its loss is an incident of the run.
@@ -523,18 +519,17 @@ class Launcher {
   }
 
   /// Returns the checkpoint.load_step of a restart, or nullopt for an attempt that begins as the launch was told.
-  std::optional<std::int64_t> restart_step() {
-    if (recovery_.restart_step) return recovery_.restart_step->next();
+  std::optional<std::int64_t> load_step_of_restart() {
+    if (state().load_step) return restart_step(checkpoint_folder(), *state().load_step);
     if (config_.checkpoint.load_step >= 0) {
-      recovery_.restart_step.emplace(checkpoint_folder(), config_.checkpoint.load_step);
-      state().load_step = recovery_.restart_step->begin();
+      state().load_step = begin_of_launch(checkpoint_folder(), config_.checkpoint.load_step);
     }
     return std::nullopt;
   }
 
   void start_ranks() {
     ++state().attempt;
-    const std::optional<std::int64_t> load_step = restart_step();
+    const std::optional<std::int64_t> load_step = load_step_of_restart();
     write_state("starting");
     for (const LaunchNode& node : nodes_) channel_.send({node.name, {{"do", "watch"}, {"attempt", state().attempt}}});
     CommandLine program = {options_.program};

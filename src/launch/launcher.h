@@ -30,8 +30,7 @@ struct LauncherOptions {
 };
 
 /// Runs the launcher. Returns the exit status of `tessera launch`. Throws Error before any rank starts if a node is
-/// missing or is not fit. Later it throws Error if a process cannot be started here, or if the folder of checkpoints
-/// cannot be read for a restart (run/restart_step.h). The monitors then end the ranks.
+/// missing or is not fit, or if the first attempt's ranks cannot be started. Later such an error is a failure to heal.
 int launch(const LauncherOptions& options, const JobConfig& config, std::unique_ptr<Engine> engine,
            const volatile StopRequest& stop);
 

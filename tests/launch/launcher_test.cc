@@ -188,9 +188,10 @@ TEST_F(LaunchWithLoadStep, AfterALostLauncherTheNextGoesOn) {
 
 /// Another launcher uses the files of the run, and the memory of its nodes, by then.
 TEST_F(LauncherTest, ALauncherWhoseRunWasTakenOverLeavesItAlone) {
-  const fs::path copy = options_.node_folder / "copy";
+  const fs::path copy = scratch_ / "node-n1" / "copy";
   const auto put_copy = [&](std::size_t) { data::write_file(copy, "of a state"); };
   EXPECT_EQ(run({.ranks = {"exit 73"}, .before_ranks = put_copy}), static_cast<int>(ExitStatus::kTakenOver)) << log_;
+  EXPECT_TRUE(fs::exists(copy));
   EXPECT_EQ(read_launch_state(run_)->state, "recovering");
   EXPECT_FALSE(read_launch_state(run_)->exit_status);
 }

@@ -18,26 +18,26 @@ class RestartStepTest : public ::testing::Test {
 
 TEST_F(RestartStepTest, TheNewestOfAllIsOfThisLaunch) {
   for (const std::int64_t step : {5, 10, 15}) save(step, "old");
-  const RestartStep restart(scratch_.path(), 15);
-  EXPECT_EQ(restart.next(), -1);  // of step 15 or of newer copies in memory
+  const LaunchBegin begin = begin_of_launch(scratch_.path(), 15);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), -1);  // of step 15 or of newer copies in memory
   save(20, "new");
-  EXPECT_EQ(restart.next(), -1);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), -1);
   std::filesystem::remove_all(scratch_ / "step-15");  // checkpoint.keep_latest_k
-  EXPECT_EQ(restart.next(), -1);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), -1);
 }
 
 TEST_F(RestartStepTest, LaterOnesThatWereLeftBehindAreNotResumedFrom) {
   for (const std::int64_t step : {10, 15, 20, 25, 30}) save(step, "old");
   std::filesystem::remove(scratch_ / "step-30" / "manifest.json");
-  const RestartStep restart(scratch_.path(), 15);
-  EXPECT_EQ(restart.next(), 15);
+  const LaunchBegin begin = begin_of_launch(scratch_.path(), 15);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), 15);
   save(18, "new");
-  EXPECT_EQ(restart.next(), 18);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), 18);
   save(20, "new");
-  EXPECT_EQ(restart.next(), 20);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), 20);
   save(25, "new");
   save(30, "new");
-  EXPECT_EQ(restart.next(), -1);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), -1);
 }
 
 }  // namespace

@@ -39,12 +39,9 @@ class WatchedRun {
             folder_.string(), kLaunchStateName);
   }
 
-  /// Watches until the run is over. Then status() is set.
+  /// Watches until the run is over. Then status() says how.
   void watch() {
-    while (!status_ && !watch_.is_over()) {
-      look();
-      std::this_thread::sleep_for(kBetweenLooks);
-    }
+    for (look(); !status_ && !watch_.is_over(); look()) std::this_thread::sleep_for(kBetweenLooks);
   }
 
   ExitStatus status() const { return status_.value_or(ExitStatus::kDone); }

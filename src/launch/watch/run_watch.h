@@ -21,7 +21,7 @@ struct RankReport {
   std::string section;
   double section_seconds = 0.0;  // since the section began
   std::string operation;
-  double operation_seconds = 0.0;       // since the operation began; ranks vote in long sections, which are operations
+  double operation_seconds = 0.0;       // since the operation began; each vote in a long section is one
   double idle_seconds = 0.0;            // total time in which it did not compute a step
   std::optional<int> exit_status = {};  // the status that it announced before it ended
   std::string end_message = {};
