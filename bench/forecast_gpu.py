@@ -2,13 +2,14 @@
 """Compares steps on GPUs that were measured with what the planner predicts for them. Needs no GPU, but to measure.
 
     bench/forecast_gpu.py --tessera PROGRAM [--clusters clusters] [--out VALIDATION]    # plan --validation shows it
-    bench/forecast_gpu.py --tessera PROGRAM --predict 2xh200 --out FORECAST    # without a GPU
+    bench/forecast_gpu.py --tessera PROGRAM --predict 2xh200 --out FORECAST    # without a GPU; or settings-2xh200
     bench/forecast_gpu.py --tessera PROGRAM --measure FORECAST                 # makes them, on such GPUs
 
 PROGRAM must be built with CUDA. Rows are those of docs/results.md and docs/performance.md that have a command, and
 steps of two H100s. Rows that had a part in the rates of clusters/, or that older kernels ran, do not count. Prints a
 table. Fails if the mean error of the others is above 3 %, or the largest above 8 %. A FORECAST has the rows of so many
-GPUs, or for 8xh200 the steps of bench/gpus.py. It is committed before the runs that check it.
+GPUs, for settings-2xh200 those of SETTINGS, and for 8xh200 the steps of bench/gpus.py. It is committed before the runs
+that check it.
 """
 
 import argparse
@@ -89,6 +90,17 @@ LAYERS = [
         ("standard", "fp8_blockwise", FP8_BLOCKWISE, 73.6), ("direct", "fp8_blockwise", FP8_BLOCKWISE, 68.1),
         ("standard", "mxfp8", MXFP8, 73.3), ("direct", "mxfp8", MXFP8, 68.4))
 ]
+# Name and arguments of steps on two H200s with other schedules, SMs for dispatch and combine, and the real router. The
+# planner takes its load to be balanced.
+REAL = ["--debug.moe_force_load_balance=false", "--parallelism.expert_parallel_capacity_factor=1.8"]
+SETTINGS = [
+    *((f"8 layers, {schedule}", CUT + PIPELINE + [f"--parallelism.pipeline_parallel_schedule={schedule}"])
+      for schedule in ("Interleaved1F1B", "ZBVZeroBubble", "DualPipeV")),
+    *((f"8 layers, direct, {sms} SMs", CUT + experts(2, "direct") + [f"--parallelism.expert_parallel_num_sms={sms}"])
+      for sms in (8, 16, 32)),
+    *((f"16B, {backend}, real, {name}", ON_TWO + REAL + experts(2, backend) + how)
+      for name, how in (("bf16", []), ("mxfp8, full", mode("full", 1) + MXFP8)) for backend in ("standard", "direct")),
+]
 MEAN, MOST = 0.03, 0.08
 
 
@@ -103,7 +115,10 @@ def predict(program, clusters, cluster, ranks, arguments):
 
 
 def blind_runs(kind):
-    """Yields name, number of GPUs and options of the runs on GPUs of this kind, such as 2xh200."""
+    """Yields name, number of GPUs and options of the runs of a kind, such as 2xh200."""
+    if kind == "settings-2xh200":
+        yield from ((name, 2, options) for name, options in SETTINGS)
+        return
     if kind == "8xh200":
         args = types.SimpleNamespace(ranks=gpus.BOUND_RANKS, tessera="", bench="")
         for run in gpus.plan(args):
@@ -126,7 +141,7 @@ def write_blind(path, kind, program, clusters):
     rows = []
     runs = list(blind_runs(kind))
     if not runs:
-        sys.exit(f"forecast_gpu: no runs on '{kind}'; expected 8xh200, or GPUs of a row: "
+        sys.exit(f"forecast_gpu: no runs on '{kind}'; expected 8xh200, settings-2xh200, or GPUs of a row: "
                  f"{', '.join(sorted({f'{ranks}x{cluster}' for _, cluster, ranks, *_ in ROWS}))}")
     for name, ranks, options in runs:
         answer = predict(program, clusters, kind.split("x")[1], ranks, options)
