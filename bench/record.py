@@ -50,6 +50,7 @@ MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 DECODING = ["src/ops/attention/mla_decode.*", "src/ops/routing/moe_decode.*"]
 COMMUNICATION = ["src/comm/gpu_*", "src/comm/counted_exchange.*", "src/comm/registered_memory.*", "src/ep/*.h",
                  "src/ep/*.c*", "src/ep/backends/*", "src/ep/direct/*"]
+GPUS_STEPS = [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "bench/gpus.py", "bench/gpu.py"]
 SOURCES = {
     "suites": [*KERNELS, *MODEL, *COMMUNICATION, "src/device/cuda*", "src/generate/*",
                *DECODING, "src/ops/kit/call_stream.*", "tests/*/*cuda*", "tests/ops/*/*cuda*",
@@ -63,7 +64,9 @@ SOURCES = {
     "attention": [*TABLE_SOURCES, "src/ops/attention/mla_attention_cuda.cu", "src/ops/attention/attention_kernels.*",
                   "src/ops/runtime/attention_library.*"],
     "bytes": [*TABLE_SOURCES, *TRAINING_KERNELS],
-    "gpus_cells": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "bench/gpus.py", "bench/gpu.py"],
+    "gpus_cells": GPUS_STEPS,
+    "gpus_scaling": GPUS_STEPS,
+    "gpus_layers": GPUS_STEPS,
     "gpus_dispatch": [*COMMUNICATION, "src/ops/kit/*.cuh", "src/ops/quantize/*", "bench/ep_gpu_bench.cc"],
     "faults": ["src/launch/*.*", "src/launch/watch/*", "src/run/*.*", "src/run/state/*", "src/comm/*.*",
                "src/comm/observe/*", "tests/gpu_faults.py", "tests/lost_gpu.cc"],
@@ -398,6 +401,30 @@ def gpus_cells(record):
                   "first and last loss"], rows)
 
 
+def gpus_scaling(record):
+    """Returns the table of the same step per GPU on more and more GPUs."""
+    return table(["GPUs", "tokens/s per GPU", "ms", "MFU, %"],
+                 [[line["name"].split()[1], number(line["tokens_per_s_per_rank"]), number(line["step_ms"], 1),
+                   number(100 * line["mfu"], 1)] for line in gpus(record, "scaling ")])
+
+
+def gpus_layers(record):
+    """Returns the table of a layer of the 671B model: the difference of steps with more and with fewer layers, over the
+    number of layers that they differ by. A run without the other one has no row."""
+    lines = {}
+    for line in gpus(record, "layers "):
+        precision, backend, router, depth = line["name"].removeprefix("layers ").split(" batch=")[0].rsplit(" ", 3)
+        lines.setdefault((router, precision, backend), {})[int(depth)] = line
+
+    def cell(few, many, part):
+        return number((many[1][part] - few[1][part]) / (many[0] - few[0]), 1)
+
+    return table(["router", "recipe", "backend", "forward, ms", "backward, ms", "step, ms"],
+                 [[router, f"`{precision}`", f"`{backend}`",
+                   *(cell(*sorted(depths.items()), part) for part in ("forward_ms", "backward_ms", "step_ms"))]
+                  for (router, precision, backend), depths in lines.items() if len(depths) == 2])
+
+
 def gpus_dispatch(record):
     """Returns the table of dispatch and combine: µs, GB/s of all copies, and in brackets of those to other GPUs."""
     lines = gpus(record, "dispatch ")
@@ -426,7 +453,7 @@ def of_bytes(record):
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
          "decoding": decoding, "faults": faults, "forecast": forecast, "gpus_cells": gpus_cells,
-         "gpus_dispatch": gpus_dispatch,
+         "gpus_scaling": gpus_scaling, "gpus_layers": gpus_layers, "gpus_dispatch": gpus_dispatch,
          "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"), "lab_dispatch": course("dispatch", "GB/s")}
 
 

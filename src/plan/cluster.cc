@@ -151,9 +151,7 @@ void Cluster::scale_rates(double flop, double bytes) {
 }
 
 void Cluster::speed_up(double factor, bool products_and_attention) {
-  const auto is_meant = [&](std::string_view one) {
-    return (is_product(one) || one.starts_with("mla_attention")) == products_and_attention;
-  };
+  const auto is_meant = [&](std::string_view one) { return is_product_or_attention(one) == products_and_attention; };
   for (OperatorRule& rule : rules) {
     if (!std::ranges::all_of(rule.operators, is_meant)) continue;
     rule.flop_per_second *= factor;

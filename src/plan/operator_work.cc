@@ -57,6 +57,8 @@ bool is_product(std::string_view name) {
   return name == "gemm" || name.starts_with("linear_") || name.starts_with("grouped_linear_");
 }
 
+bool is_product_or_attention(std::string_view name) { return is_product(name) || name.starts_with("mla_attention"); }
+
 OperatorWork work_of(const RecordedOperator& call) {
   OperatorWork work;
   work.amounts[OperatorWork::kCalls] = 1.0;

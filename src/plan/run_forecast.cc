@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "base/version.h"
+#include "comm/gpu_group.h"
+#include "plan/operator_work.h"
 #include "plan/precision_choice.h"
 #include "plan/transfer_times.h"
 #include "run/rank_setup.h"
@@ -70,6 +73,17 @@ class Pipeline {
   const std::vector<int>& stages(std::size_t pp) const { return stages_of_rank_[pp]; }
   /// Returns the names of a rank's MoE layers, without those of multi-token prediction.
   const std::vector<std::string>& moe_layers(std::size_t pp) const { return moe_layers_[pp]; }
+  /// Returns how many links a rank has: to and from each rank that has a neighbour of one of its stages.
+  int num_links(std::size_t pp) const {
+    std::set<std::size_t> neighbours;
+    for (int stage = 0; stage + 1 < schedule_.num_stages(); ++stage) {
+      const std::size_t here = rank_of(stage), next = rank_of(stage + 1);
+      if (here == pp) neighbours.insert(next);
+      if (next == pp) neighbours.insert(here);
+    }
+    neighbours.erase(pp);
+    return 2 * static_cast<int>(neighbours.size());
+  }
   /// Says whether both ranks do the same work.
   bool does_the_same(std::size_t pp, std::size_t other) const { return work_of_rank_[pp] == work_of_rank_[other]; }
   /// Says whether rank `other` defers at least as many backwards as rank `pp`, and holds at least as many micro-batches
@@ -144,10 +158,20 @@ class RankForecasts {
     return routing_.loads->busiest_rank(layer, run_.config.model.args.num_experts, run_.degrees.ep);
   }
 
+  /// Returns what an operator of rank `pp` takes. On GPUs products and attention leave SMs to the links of a pipeline.
+  OperatorTime time_of(const RecordedOperator& call, std::size_t pp) const {
+    OperatorTime time = cluster_.time_of(call);
+    const int of_links = pipeline_.num_links(pp) * cuda::GpuGroup::kSmsOfLink;
+    if (of_links < cluster_.num_sms && is_product_or_attention(call.name)) {
+      time.seconds *= static_cast<double>(cluster_.num_sms) / static_cast<double>(cluster_.num_sms - of_links);
+    }
+    return time;
+  }
+
   /// Folds the record of a planned rank, with the loads of rank `pp`, for which it stands.
   RankForecast fold(const Planned& planned, std::size_t pp) const {
     const TransferTimes transfers(cluster_, run_.config, run_.degrees, planned.rank, spread_);
-    StepTimes times{.of_operator = [this](const RecordedOperator& call) { return cluster_.time_of(call); },
+    StepTimes times{.of_operator = [&](const RecordedOperator& call) { return time_of(call, pp); },
                     .of_transfer = [&transfers](const RecordedTransfer& one) { return transfers.seconds(one); },
                     .seconds_per_operator = cluster_.calibration.seconds_per_operator,
                     .least_per_operator = cluster_.engine.host_seconds,

@@ -201,6 +201,7 @@ TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
 // must equal a simulation of the schedule with these times.
 TEST(RunForecast, APipelineFollowsItsSchedule) {
   Cluster cluster = free_cluster();
+  cluster.num_sms = 0;
   cluster.rules[0].seconds_per_call = 1.0;
   const RunForecast result = forecast({"pp2", 2, {.pp = 2}}, cluster);
   const JobConfig job = config_of_ranks({});
@@ -214,6 +215,41 @@ TEST(RunForecast, APipelineFollowsItsSchedule) {
   }
   EXPECT_DOUBLE_EQ(result.step.passes_seconds, simulate(job.pipeline_schedule(resolve({.pp = 2}, 2)), costs).makespan);
   EXPECT_GT(result.step.ranks[0].bubble_seconds + result.step.ranks[1].bubble_seconds, 0.0);
+}
+
+// A link keeps an SM of 100. A rank has one to and one from each neighbour, whose stages come before or after its own.
+TEST(RunForecast, ProductsLeaveSmsToLinks) {
+  Cluster products = free_cluster(), others = free_cluster();
+  products.rules = {
+      {.operators = {"gemm", "linear_*", "grouped_linear_*", "mla_attention_*"}, .type = {}, .seconds_per_call = 1.0},
+      {.operators = {"*"}, .type = {}}};
+  others.rules = {{.operators = {"rmsnorm_*"}, .type = {}, .seconds_per_call = 1.0}, {.operators = {"*"}, .type = {}}};
+  const auto passes_of = [](Cluster cluster, const char* schedule, int num_sms) {
+    cluster.num_sms = num_sms;
+    std::vector<double> passes;
+    const Layout layout{"pp4",
+                        4,
+                        {.pp = 4},
+                        {std::string("--parallelism.pipeline_parallel_schedule=") + schedule, "--model.args.n_layers=8",
+                         "--training.local_batch_size=8", "--parallelism.pipeline_parallel_degree=4",
+                         "--parallelism.pipeline_parallel_microbatch_size=1"}};
+    for (const RankForecast& rank : forecast(layout, cluster).step.ranks) {
+      passes.push_back(rank.seconds_of("forward") + rank.seconds_of("backward"));
+    }
+    return passes;
+  };
+  // Ranks are a row in a V, and a ring in interleaved stages.
+  const std::map<std::string, std::vector<int>> links = {
+      {"1F1B", {2, 4, 4, 2}}, {"DualPipeV", {2, 4, 4, 2}}, {"Interleaved1F1B", {4, 4, 4, 4}}};
+  for (const auto& [schedule, of_ranks] : links) {
+    const std::vector<double> without = passes_of(products, schedule.c_str(), 0);
+    const std::vector<double> with = passes_of(products, schedule.c_str(), 100);
+    for (std::size_t pp = 0; pp < 4; ++pp) {
+      EXPECT_GT(without[pp], 0.0);
+      EXPECT_NEAR(with[pp], without[pp] * 100.0 / (100.0 - of_ranks[pp]), 1e-12 * with[pp]) << schedule << " " << pp;
+    }
+    EXPECT_EQ(passes_of(others, schedule.c_str(), 100), passes_of(others, schedule.c_str(), 0));
+  }
 }
 
 /// Returns loads of which the busiest of 2 or more ranks has `load` times the mean in one layer, and others the mean.

@@ -106,7 +106,9 @@ class Record(unittest.TestCase):
 
     def test_parts_of_several_gpus_are_in_the_record(self):
         def cell(name, tokens):
-            return {"name": name, "key": [4], "rows": [{"tokens_per_s_per_rank": tokens, "step_ms": 700.0, "mfu": 0.5,
+            ms = 701.0 if " 3 " in name else 700.0
+            return {"name": name, "key": [4], "rows": [{"tokens_per_s_per_rank": tokens, "step_ms": ms, "mfu": 0.5,
+                                                        "forward_ms": 0.25 * ms, "backward_ms": 0.5 * ms,
                                                         "loss_first": 12.02, "loss_last": 11.3}]}
 
         call = {"sms": 24, "payload": "bf16", "call": "dispatch", "microseconds": 638.0, "gb_per_s": 330.0,
@@ -114,6 +116,10 @@ class Record(unittest.TestCase):
         measured = [cell("cells bf16 standard forced batch=2 recompute=none", 20000.0),
                     cell("cells bf16 direct forced batch=2 recompute=none", 25000.0),
                     cell("cells bf16 direct real batch=1 recompute=full", 15000.0),
+                    cell("scaling 2 batch=2 recompute=none", 70000.0),
+                    *(cell(f"layers mxfp8 256x256, output direct forced {depth} batch=2 recompute=none", 50000.0)
+                      for depth in (1, 3)),
+                    cell("layers bf16 direct forced 1 batch=2 recompute=none", 50000.0),
                     {"name": "dispatch 16B", "key": [], "rows": [call, call | {"call": "combine", "sms": 16}]}]
         (self.root / "bench").mkdir(exist_ok=True)
         script = self.root / "bench/gpus.py"  # writes the rows where --json says
@@ -121,11 +127,14 @@ class Record(unittest.TestCase):
             json.dumps(each) + "\n" for each in measured)) + ")\n")
         with mock.patch.object(record, "ROOT", self.root):
             log, lines = record.run_gpus(self.root, "tessera", "cells,dispatch", 60)
-        self.assertEqual((log["status"], log["rows"]), (0, 4))
+        self.assertEqual((log["status"], log["rows"]), (0, 8))
         self.assertEqual(record.gpus_cells({"lines": lines})[2:], [
             "| `bf16`, `standard`, forced | batch=2 recompute=none | 20,000 | 700.0 | 50.0 | 1.000 | 12.020, 11.300 |",
             "| `bf16`, `direct`, forced | batch=2 recompute=none | 25,000 | 700.0 | 50.0 | 1.250 | 12.020, 11.300 |",
             "| `bf16`, `direct`, real | batch=1 recompute=full | 15,000 | 700.0 | 50.0 | - | 12.020, 11.300 |"])
+        self.assertEqual(record.gpus_scaling({"lines": lines})[2:], ["| 2 | 70,000 | 700.0 | 50.0 |"])
+        self.assertEqual(record.gpus_layers({"lines": lines})[2:],
+                         ["| forced | `mxfp8 256x256, output` | `direct` | 0.1 | 0.2 | 0.5 |"])
         self.assertEqual(record.gpus_dispatch({"lines": lines}), [
             "| shape | payload | SMs | dispatch | combine |", "| --- | --- | --- | --- | --- |",
             "| 16B | bf16 | 24 | 638, 330 (248) |  |", "| 16B | bf16 | 16 |  | 638, 330 (248) |"])
