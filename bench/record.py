@@ -10,7 +10,8 @@ has it), and the laboratory's courses, if `make -C lab` has built them. It write
 machine, libraries, commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs
 tests/gpu_mutants.py. With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same
 sources. --sanitizer [FILTER] also runs tests/compute_sanitizer.sh. --faults MESH,... also runs tests/gpu_faults.py on
-all GPUs, --gpus PART,... these parts of bench/gpus.py, and --forecast FILE the steps of that forecast.
+all GPUs, --backends tests/gpu_backends.py, --gpus PART,... these parts of bench/gpus.py, and --forecast FILE the steps
+of that forecast.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -198,10 +199,11 @@ def make(args):
                         [sys.executable, ROOT / "tests/gpu_mutants.py", build, "--of", kind, *made]))
     if args.sanitizer:
         logs.append(run("compute_sanitizer.sh", [ROOT / "tests/compute_sanitizer.sh", build, args.sanitizer]))
+    on_all = ["--tessera", tessera, "--ranks", str(sum(key.startswith("GPU ") for key in machine))]
     if args.faults:
-        num_gpus = sum(key.startswith("GPU ") for key in machine)
-        logs.append(run("gpu_faults.py", [sys.executable, ROOT / "tests/gpu_faults.py", "--tessera", tessera, "--ranks",
-                                          str(num_gpus), "--only", args.faults]))
+        logs.append(run("gpu_faults.py", [sys.executable, ROOT / "tests/gpu_faults.py", *on_all, "--only", args.faults]))
+    if args.backends:
+        logs.append(run("gpu_backends.py", [sys.executable, ROOT / "tests/gpu_backends.py", *on_all]))
     if args.forecast:
         logs.append(run("forecast_gpu.py", [sys.executable, ROOT / "bench/forecast_gpu.py", "--tessera", tessera,
                                             "--measure", args.forecast]))
@@ -588,6 +590,7 @@ def main():
     maker.add_argument("--made", metavar="FOLDER", help="the mutants' programs are already here")
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
     maker.add_argument("--faults", metavar="MESH,...", help="with tests/gpu_faults.py")
+    maker.add_argument("--backends", action="store_true", help="with tests/gpu_backends.py")
     maker.add_argument("--forecast", type=pathlib.Path, metavar="FILE", help="with bench/forecast_gpu.py --measure")
     maker.add_argument("--gpus", default="", metavar="PART,...", help="with these parts of bench/gpus.py")
     maker.add_argument("--seconds", type=int, default=0, help="that bench/gpus.py may take; 0: as long as it takes")
