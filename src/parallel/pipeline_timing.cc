@@ -12,22 +12,16 @@ namespace {
 
 using Pass = PipelinePass::Kind;
 
-template <typename T>
-T of_stage(const std::vector<T>& values, int stage) {
-  return values[values.size() == 1 ? 0 : stage];
-}
+double of_stage(const std::vector<double>& costs, int stage) { return costs[costs.size() == 1 ? 0 : stage]; }
 
 void require_costs(const PipelineSchedule& schedule, const PipelineCosts& costs) {
   constexpr double kLeast = 1e-12, kMost = 1e12;
-  const auto require_count = [&](const auto& values, const char* what) {
-    require(values.size() == 1 || std::ssize(values) == schedule.num_stages(),
-            "{}: {} costs, expected 1 or {}, one per stage", what, values.size(), schedule.num_stages());
-  };
   const auto require_range = [&](double value, double least, const char* what) {
     require(value >= least && value <= kMost, "{}: the cost is {}, expected {} to {}", what, value, least, kMost);
   };
   const auto require_costs_of = [&](const std::vector<double>& values, const char* what) {
-    require_count(values, what);
+    require(values.size() == 1 || std::ssize(values) == schedule.num_stages(),
+            "{}: {} costs, expected 1 or {}, one per stage", what, values.size(), schedule.num_stages());
     for (const double value : values) require_range(value, kLeast, what);
   };
   require_costs_of(costs.forward, "forward");
@@ -35,7 +29,6 @@ void require_costs(const PipelineSchedule& schedule, const PipelineCosts& costs)
   require_costs_of(costs.backward_weight, "backward-weight");
   require_range(costs.overlapped, kLeast, "overlapped");
   require_range(costs.communication, 0.0, "communication");
-  if (!costs.activation_bytes.empty()) require_count(costs.activation_bytes, "activation bytes");
 }
 
 /// Throws Error unless every index in the schedule is within its range.
@@ -189,24 +182,14 @@ class Simulation {
 
   void measure_memory(int rank) {
     int held = 0, peak = 0;
-    std::int64_t held_bytes = 0, peak_bytes = 0;
-    const bool has_bytes = !costs_.activation_bytes.empty();
-    const auto add = [&](const PipelinePass& pass, int count) {
-      held += count;
-      if (has_bytes) held_bytes += count * of_stage(costs_.activation_bytes, pass.stage);
-    };
     for (const PipelineAction& action : schedule_.actions[rank]) {
-      for_each_pass(action, [&](const PipelinePass& pass) {
-        if (pass.kind == Pass::kForward) add(pass, 1);
-      });
+      for_each_pass(action, [&](const PipelinePass& pass) { held += pass.kind == Pass::kForward; });
       peak = std::max(peak, held);
-      peak_bytes = std::max(peak_bytes, held_bytes);
       for_each_pass(action, [&](const PipelinePass& pass) {
-        if (pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardWeight) add(pass, -1);
+        held -= pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardWeight;
       });
     }
     timing_.peak_in_flight.push_back(peak);
-    if (has_bytes) timing_.peak_bytes.push_back(peak_bytes);
   }
 
   const PipelineSchedule& schedule_;

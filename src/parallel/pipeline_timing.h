@@ -16,9 +16,8 @@ struct PipelineCosts {
   std::vector<double> forward = {1.0};
   std::vector<double> backward_input = {1.0};
   std::vector<double> backward_weight = {1.0};
-  double overlapped = 1.0;                          // cost of two overlapped passes, as a part of the sum of both
-  double communication = 0.0;                       // time of a message to another rank; both ranks compute meanwhile
-  std::vector<std::int64_t> activation_bytes = {};  // bytes that a stage holds per micro-batch; empty: not known
+  double overlapped = 1.0;     // cost of two overlapped passes, as a part of the sum of both
+  double communication = 0.0;  // time of a message to another rank; both ranks compute meanwhile
 };
 
 struct PipelineTiming {
@@ -27,9 +26,8 @@ struct PipelineTiming {
   };
   std::vector<std::vector<Span>> spans;  // by rank and action
   double makespan = 0.0;
-  std::vector<double> bubble_fraction;   // by rank: the part of the makespan in which it is idle
-  std::vector<int> peak_in_flight;       // by rank: most activations (of one stage and micro-batch each) held at once
-  std::vector<std::int64_t> peak_bytes;  // by rank: most of their bytes held at once; empty without activation_bytes
+  std::vector<double> bubble_fraction;  // by rank: the part of the makespan in which it is idle
+  std::vector<int> peak_in_flight;      // by rank: most activations (of one stage and micro-batch each) held at once
 
   double mean_bubble_fraction() const;
 };

@@ -230,8 +230,7 @@ TEST(PipelineSchedule, TimingIsTheOracles) {
                                                       .backward_input = {costs.input},
                                                       .backward_weight = {costs.weight},
                                                       .overlapped = costs.overlapped,
-                                                      .communication = costs.communication,
-                                                      .activation_bytes = {1000}});
+                                                      .communication = costs.communication});
     EXPECT_EQ(timing.makespan, oracle.makespan());
     for (int rank = 0; rank < schedule.num_ranks; ++rank) {
       ASSERT_EQ(timing.spans[rank].size(), schedule.actions[rank].size());
@@ -241,7 +240,6 @@ TEST(PipelineSchedule, TimingIsTheOracles) {
       }
       EXPECT_NEAR(timing.bubble_fraction[rank], oracle.idle(rank) / oracle.makespan(), 1e-12);
       EXPECT_EQ(timing.peak_in_flight[rank], oracle.peak(rank));
-      EXPECT_EQ(timing.peak_bytes[rank], 1000 * oracle.peak(rank));
     }
     ASSERT_FALSE(::testing::Test::HasFailure());
   });
@@ -432,16 +430,12 @@ TEST(PipelineSchedule, MessagesOfOneKindArriveInTheirOrder) {
 TEST(PipelineSchedule, StagesMayCostDifferently) {
   // There are two ranks and one micro-batch, so every pass waits for the one before it.
   const PipelineSchedule schedule = make_pipeline_schedule(Kind::k1F1B, 2, 1, 1);
-  const PipelineTiming timing = simulate(schedule, {.forward = {1, 10},
-                                                    .backward_input = {100, 1000},
-                                                    .backward_weight = {1e4, 1e5},
-                                                    .communication = 0.5,
-                                                    .activation_bytes = {7, 8}});
+  const PipelineTiming timing = simulate(
+      schedule,
+      {.forward = {1, 10}, .backward_input = {100, 1000}, .backward_weight = {1e4, 1e5}, .communication = 0.5});
   EXPECT_EQ(timing.makespan, 111'111 + 2 * 0.5);
   EXPECT_EQ(timing.spans[1][0].start, 1.5);
   EXPECT_EQ(timing.spans[1][1].end, 101'011.5);
-  EXPECT_THAT(timing.peak_bytes, ElementsAre(7, 8));
-  EXPECT_TRUE(simulate(schedule).peak_bytes.empty());
 }
 
 TEST(PipelineSchedule, CostsThatCannotBe) {
@@ -453,7 +447,6 @@ TEST(PipelineSchedule, CostsThatCannotBe) {
   EXPECT_THAT(error({.backward_weight = {std::nan("")}}), HasSubstr("backward-weight: the cost is nan"));
   EXPECT_THAT(error({.overlapped = -1}), HasSubstr("overlapped: the cost is -1"));
   EXPECT_THAT(error({.communication = -1}), HasSubstr("communication: the cost is -1"));
-  EXPECT_THAT(error({.activation_bytes = {1, 2, 3}}), HasSubstr("activation bytes: 3"));
 }
 
 TEST(PipelineSchedule, Names) {
