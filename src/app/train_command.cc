@@ -150,6 +150,9 @@ void add_train_command(CLI::App& app, int& status) {
         [&] { return config_arguments->read(); },
         [](const JobConfig& config, Ranks& ranks) {
           Trainer trainer(config, &ranks);
+          if (!config.checkpoint.enable && ranks.rank() == 0) {
+            spdlog::info("checkpoint.enable is false: this run saves nothing, and cannot be resumed");
+          }
           ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
           set_announcement(config, ranks);
           return ranks.end_where_it_fails([&] { return exit_status_for(trainer.run(stop_signal, &current_step)); });

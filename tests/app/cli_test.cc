@@ -425,6 +425,7 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
     EXPECT_GE(steps[0], 3);
     EXPECT_NO_THROW(verify_checkpoint(checkpoint_path(checkpoints(), steps[0])));
     EXPECT_THAT(finished.output, HasSubstr(", then saving; again to stop now\n"));
+    EXPECT_THAT(finished.output, Not(HasSubstr("checkpoint.enable is false")));
     EXPECT_THAT(finished.output, HasSubstr("stopped by signal"));
     // Without a terminal there is no progress bar, only plain lines.
     EXPECT_THAT(finished.output, Not(HasSubstr("\r")));
@@ -445,6 +446,7 @@ TEST_F(Cli, TheFirstSignalIsAnsweredAtOnceAndTheSecondEndsTheRun) {
   const Finished finished = process.finish();
   EXPECT_EQ(finished.status, 130) << finished.output;
   EXPECT_THAT(finished.output, Not(HasSubstr("stopped by signal")));
+  EXPECT_THAT(finished.output, HasSubstr("checkpoint.enable is false: this run saves nothing"));
 }
 
 /// The loss does not depend on the number of threads or on OpenMP's settings. This holds for the baseline kernels and
