@@ -147,7 +147,7 @@ void require_same_run(const RunRecord& found, const RunRecord& expected) {
 }
 
 std::vector<Difference> differences_of(const std::vector<Side>& sides) {
-  std::set<std::string> keys = {"program", "processor", "threads"};
+  std::set<std::string> keys = {"program", "processor", "threads", "data ranks"};
   std::vector<std::map<std::string, std::string>> identities;
   for (const Side& side : sides) {
     const RunRecord& run = side.runs.front();
@@ -155,6 +155,7 @@ std::vector<Difference> differences_of(const std::vector<Side>& sides) {
     identity["program"] = run.program;
     identity["processor"] = run.processor;
     identity["threads"] = std::to_string(run.threads);
+    identity["data ranks"] = std::to_string(run.num_data_ranks);
     for (const auto& [key, value] : identity) keys.insert(key);
   }
   std::vector<Difference> differences;

@@ -84,7 +84,9 @@ SideSpec parse_side(const std::string& text) {
   require(spec.label != "." && spec.label != "..", "'{}' is no name for a side", spec.label);
   std::istringstream stream(spec.text);
   std::vector<std::string> words;
-  for (std::string word; stream >> std::quoted(word);) words.push_back(word);
+  for (std::string word; !(stream >> std::ws).eof(); words.push_back(word)) {
+    require(static_cast<bool>(stream >> std::quoted(word)), "side '{}': a quote is not closed", spec.text);
+  }
   require(!words.empty(), "'{}' names no runs; expected a folder, or a configuration (.toml)", text);
   if (words[0].ends_with(".toml")) {
     spec.config = words[0];

@@ -226,17 +226,20 @@ void add_optimizer_keys(ConfigTable& t, JobConfig& c) {
 }
 
 void add_training_keys(ConfigTable& t, JobConfig& c) {
+  constexpr double kMostSequences = 1e9;  // products with a number of ranks are far from overflow
   t.add(
       "training.dataset", c.training.dataset,
       "name of a dataset, as TorchTitan's; a run that has one must set training.dataset_path, which is what it reads");
   t.add("training.dataset_path", c.training.dataset_path, "folder made by `tessera data prepare`");
   t.add("training.local_batch_size", c.training.local_batch_size,
         "sequences that a data rank passes through the model at once; a pipeline cuts them into micro-batches",
-        above_zero());
+        NumberRange{.lowest = 1.0, .highest = kMostSequences, .expected = "1 to 1000000000"});
   t.add("training.global_batch_size", c.training.global_batch_size,
         "sequences per optimizer step, by gradient accumulation; -1: one local batch of each data rank",
-        NumberRange{
-            .lowest = 1.0, .special = -1.0, .expected = "a number above 0, or -1 for one local batch per data rank"});
+        NumberRange{.lowest = 1.0,
+                    .highest = kMostSequences,
+                    .special = -1.0,
+                    .expected = "1 to 1000000000, or -1 for one local batch per data rank"});
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence", above_zero());
   t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped; inf: never",
         NumberRange{.lowest = 0.0,

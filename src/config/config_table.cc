@@ -158,20 +158,27 @@ std::optional<Value> value_of(const toml::node& node) {
 void check_dotted_keys(std::string_view text, const std::string& source) {
   constexpr int kMaxDots = 8;  // no key here has more than three
   int dots = 0, line = 1;
-  char quote = 0;  // inside of a string on this line
+  char quote = 0;          // inside of a string
+  bool has_lines = false;  // of that string: it has three quotes at either end
   bool comment = false, escaped = false;
-  for (const char c : text) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool is_triple = (c == '"' || c == '\'') && text.substr(i, 3) == std::string(3, c);
     if (c == '\n') {
       ++line;
-      dots = 0, quote = 0, comment = escaped = false;
+      comment = escaped = false;
+      if (!has_lines) dots = 0, quote = 0;
     } else if (escaped) {
       escaped = false;
     } else if (quote == '"' && c == '\\') {
       escaped = true;
-    } else if (comment || (quote != 0 && c != quote)) {
+    } else if (comment || (quote != 0 && (c != quote || (has_lines && !is_triple)))) {
       continue;
     } else if (c == '"' || c == '\'') {
+      if (quote == 0) has_lines = is_triple;
+      if (has_lines) i += 2;
       quote = quote != 0 ? '\0' : c;
+      if (quote == 0) has_lines = false;
     } else if (c == '#') {
       comment = true;
     } else if (c == '.') {

@@ -107,7 +107,8 @@ class ConfigTable {
   /// Throws Error for the first key whose number is not in its range.
   void require_in_range() const;
 
-  /// Returns all keys with their present values, as TOML that apply_toml reads back to the same values.
+  /// Returns all keys with their present values, as TOML that apply_toml reads back to the same values,
+  /// unless a text is no UTF-8, which TOML cannot hold.
   std::string to_toml() const;
 
   struct Description {

@@ -42,6 +42,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr unsigned kReadBytes = 1u << 18;
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 /// Reads the bytes of a file, and decompresses them if they are gzip, in one member or several. zlib's own reader of
 /// files drops everything after a member that does not begin like a member. In a damaged file that may be most of it.
@@ -154,6 +155,7 @@ class PlainTextReader : public DocumentReader {
     if (std::exchange(done_, true)) return false;
     origin = path_.string();
     while (stream_.append_to(text, kReadBytes)) throw_if_stopped();
+    if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
     return true;
   }
   std::uint64_t num_bytes_done() const override { return stream_.num_bytes_done(); }
@@ -166,8 +168,7 @@ class PlainTextReader : public DocumentReader {
 
 /// Returns the text after a byte order mark and white space at its begin.
 std::string_view skip_blank(std::string_view text) {
-  constexpr std::string_view kMark = "\xEF\xBB\xBF";
-  if (text.starts_with(kMark)) text.remove_prefix(kMark.size());
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
 }
 
@@ -259,13 +260,8 @@ fs::path dictd_base(const fs::path& path) {
   return {};
 }
 
-/// Returns the path of a dictd database's index. Throws Error if there is none.
-fs::path dictd_index(const fs::path& path) {
-  fs::path index = dictd_base(path).string() + ".index";
-  require(fs::exists(index), "'{}': a dictd database needs its index '{}', which does not exist", path.string(),
-          index.string());
-  return index;
-}
+/// Returns where a dictd database has its index.
+fs::path dictd_index(const fs::path& path) { return dictd_base(path).string() + ".index"; }
 
 class DictdReader : public DocumentReader {
  public:
@@ -368,20 +364,20 @@ bool begins_with_json_line(std::string_view text) {
   return end != text.npos && skip_blank(text.substr(end + 1)).starts_with(':');
 }
 
-/// Returns what is wrong with a file that is called JSON lines, by its first bytes, or "" if it may hold documents. One
-/// bad line does not make a file foreign: whoever leaves foreign files out would lose its other lines.
-std::string find_no_documents(std::string_view beginning) {
-  const bool is_cut = beginning.size() == kKindBytes;
+/// Returns what is wrong with a file that is called JSON lines, by its first bytes, or by all if it is whole. Returns
+/// "" if it may hold documents. One bad line does not make a file foreign: whoever leaves foreign files out would lose
+/// its other lines.
+std::string find_no_documents(std::string_view beginning, bool is_whole) {
   beginning = skip_blank(beginning);
   if (beginning.empty()) return "";
   if (beginning.starts_with('[')) return "it holds an array: `jq -c '.[]' IN > OUT.jsonl` takes it apart";
   if (!beginning.starts_with('{')) return "its first line is no JSON object";
   const std::size_t end = beginning.find('\n');
-  if (end == beginning.npos && is_cut) return "";  // the line goes on
+  if (end == beginning.npos && !is_whole) return "";  // the line goes on
   const std::string_view line = beginning.substr(0, end);
   try {
     const bool is_documents = nlohmann::json::parse(line).contains("text");
-    const bool is_alone = end == beginning.npos || skip_blank(beginning.substr(end)).empty();
+    const bool is_alone = is_whole && (end == beginning.npos || skip_blank(beginning.substr(end)).empty());
     return is_documents || !is_alone ? "" : "it is an object without \"text\": " + quote_text(line);
   } catch (const nlohmann::json::exception& error) {
     // A line that is cut off in a string is damaged. Objects that take several lines are broken between values.
@@ -394,19 +390,29 @@ std::string find_no_documents(std::string_view beginning) {
 /// Returns the kind of a file that holds anything but documents, or nullopt. Throws Error if the file cannot be read.
 std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
   std::string beginning;
-  for (ByteStream stream(path); beginning.size() < kKindBytes;) {
-    if (!stream.append_to(beginning, static_cast<unsigned>(kKindBytes - beginning.size()))) break;
-  }
+  bool is_whole = false;
+  ByteStream stream(path);
+  const auto read = [&](unsigned num_bytes) {
+    throw_if_stopped();
+    is_whole = is_whole || !stream.append_to(beginning, num_bytes);
+  };
+  while (!is_whole && beginning.size() < kKindBytes) read(static_cast<unsigned>(kKindBytes - beginning.size()));
   if (auto kind = find_foreign_kind(beginning)) return kind;
   if (!dictd_base(path).empty()) {
-    dictd_index(path);
-    return std::nullopt;
+    const fs::path index = dictd_index(path);
+    if (fs::exists(index)) return std::nullopt;
+    return ForeignKind{.name = "a dictd database without its index",
+                       .remedy = fmt::format("'{}' does not exist; a text has another name", index.string())};
   }
   if (!is_json_lines(path)) {
     if (!begins_with_json_line(beginning)) return std::nullopt;
     return ForeignKind{.name = "JSON lines under the name of a text", .remedy = "rename it to NAME.jsonl"};
   }
-  const std::string problem = find_no_documents(beginning);
+  // A file whose first line is long may be one object.
+  constexpr std::size_t kMostBytes = 1u << 24;
+  while (!is_whole && beginning.size() < kMostBytes && beginning.find('\n') == beginning.npos) read(kReadBytes);
+  if (!is_whole) read(kReadBytes);
+  const std::string problem = find_no_documents(beginning, is_whole);
   if (problem.empty()) return std::nullopt;
   return ForeignKind{.name = "JSON that is not JSON lines of documents", .remedy = problem};
 }
@@ -461,6 +467,19 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
   files.insert(files.end(), found.begin(), described);
 }
 
+/// Warns of files that are read several times, as those of "texts texts/*".
+void warn_of_repeated(const std::vector<fs::path>& files) {
+  std::set<fs::path> seen;
+  std::vector<fs::path> repeated;
+  for (const fs::path& file : files) {
+    if (!seen.insert(fs::weakly_canonical(file)).second) repeated.push_back(file);
+  }
+  if (repeated.empty()) return;
+  spdlog::warn("{} named more than once, and read each time, such as '{}'",
+               repeated.size() == 1 ? "1 file is" : fmt::format("{} files are", repeated.size()),
+               repeated.front().string());
+}
+
 }  // namespace
 
 DocumentSource::DocumentSource(const std::vector<fs::path>& inputs, bool skip_unknown) {
@@ -479,6 +498,7 @@ DocumentSource::DocumentSource(const std::vector<fs::path>& inputs, bool skip_un
     }
   }
   require(!files_.empty(), "no input files given");
+  warn_of_repeated(files_);
   require_documents(skip_unknown);
   for (const fs::path& file : files_) num_bytes_total_ += fs::file_size(file);
 }
@@ -520,8 +540,9 @@ bool DocumentSource::next(std::string& text) {
     text.clear();
     bool repaired = false;
     if (!reader_->next(text, origin_, repaired)) {
+      num_bytes_of_finished_files_ += reader_->num_bytes_done();
       reader_.reset();
-      num_bytes_of_finished_files_ += fs::file_size(files_[next_file_++]);
+      ++next_file_;
       continue;
     }
     repaired = repair_utf8(text) != 0 || repaired;

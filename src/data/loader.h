@@ -64,7 +64,6 @@ class Loader {
   /// Returns N, the number of samples.
   std::uint64_t num_samples() const { return num_samples_; }
   std::uint64_t position() const { return position_; }
-  std::uint64_t epoch() const { return position_ / num_samples_; }
   const Manifest& manifest() const { return manifest_; }
   const std::filesystem::path& dataset() const { return config_.dataset; }
 

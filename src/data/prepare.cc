@@ -26,14 +26,18 @@ constexpr std::size_t kBatchDocuments = 1u << 14;
 /// Writes the shards of one split.
 class SplitWriter {
  public:
-  SplitWriter(fs::path folder, std::string split, const Tokenizer& tokenizer, std::uint64_t shard_tokens)
-      : folder_(std::move(folder)), split_(std::move(split)), tokenizer_(tokenizer), shard_tokens_(shard_tokens) {}
+  SplitWriter(fs::path folder, std::string split, const Tokenizer& tokenizer, const PrepareOptions& options)
+      : folder_(std::move(folder)), split_(std::move(split)), tokenizer_(tokenizer), options_(options) {}
 
   void add(const std::vector<std::int32_t>& tokens) {
     constexpr std::size_t kBosAndEos = 2;
     const std::size_t size = tokens.size() + kBosAndEos;
-    if (writer_ != nullptr && writer_->num_tokens() + size > shard_tokens_) finish_shard();
+    if (writer_ != nullptr && writer_->num_tokens() + size > options_.shard_tokens) finish_shard();
     if (writer_ == nullptr) {
+      require(
+          shards_.size() < options_.max_shards,
+          "more than {} shards of {} tokens (--shard-tokens) are more files than a run can open; let them be larger",
+          options_.max_shards, options_.shard_tokens);
       file_ = fmt::format("{}-{:05}{}", split_, shards_.size(), kShardExtension);
       writer_ = std::make_unique<ShardWriter>(folder_ / file_, tokenizer_);
     }
@@ -62,7 +66,7 @@ class SplitWriter {
   fs::path folder_;
   std::string split_;
   const Tokenizer& tokenizer_;
-  std::uint64_t shard_tokens_;
+  const PrepareOptions& options_;
   std::string file_;
   std::unique_ptr<ShardWriter> writer_;
   std::vector<ShardEntry> shards_;
@@ -123,8 +127,8 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
   DocumentSource source(options.inputs, options.skip_unknown);
 
   OutputFolder folder(options.output, kDataset);
-  SplitWriter train(folder.path(), "train", *tokenizer, options.shard_tokens);
-  SplitWriter val(folder.path(), "val", *tokenizer, options.shard_tokens);
+  SplitWriter train(folder.path(), "train", *tokenizer, options);
+  SplitWriter val(folder.path(), "val", *tokenizer, options);
   const Philox random(options.seed, stream_of("data.prepare.val"));
   ProgressBar progress("tokenizing", source.num_bytes_total(), "B");
   PrepareResult result;

@@ -16,8 +16,9 @@ struct PrepareOptions {
   std::string tokenizer;         // as load_tokenizer takes it
   std::filesystem::path output;  // folder
   double val_fraction = 0.01;    // of the documents, in [0, 1)
-  std::uint64_t shard_tokens = 100'000'000;
-  std::uint64_t seed = 0;  // for the choice of validation documents
+  std::uint64_t shard_tokens = 1'000'000'000;
+  std::size_t max_shards = 30'000;  // of a split: a run maps those of both, and Linux allows a process 65,530 maps
+  std::uint64_t seed = 0;           // for the choice of validation documents
   bool overwrite = false;
   bool skip_unknown = false;  // leaves out files that are not text, instead of an Error
 };
@@ -36,9 +37,10 @@ struct PrepareResult {
 /// document that would take it beyond `shard_tokens`, but it has at least one document. The result does not depend on
 /// the number of threads. Memory holds some 10 MB of text and its tokens, and the largest document.
 ///
-/// Throws Error if `output` exists. With `overwrite` it does so only if `output` holds anything but a dataset. Also
-/// throws it if `output` is within a folder of `inputs`, or is being written by another process. Finally it throws it
-/// if a file is not text, or if no document is left for "train".
+/// Throws Error if a split needs more than `max_shards` shards. It throws Error if `output` exists. With `overwrite` it
+/// does so only if `output` holds anything but a dataset. Also throws it if `output` is within a folder of `inputs`, or
+/// is being written by another process. Finally it throws it if a file is not text, or if no document is left for
+/// "train".
 PrepareResult prepare_dataset(const PrepareOptions& options);
 
 }  // namespace tessera::data

@@ -284,6 +284,7 @@ TEST_F(Compare, AMistypedSideNamesWhatWasMeant) {
   refused({"b=" + tiny + " -training.steps=7"}, {"'-training.steps=7'", "did you mean '--training.steps=7'?"});
   refused({"b=" + tiny + " training.steps=7"}, {"did you mean '--training.steps=7'?"});
   refused({"b=" + tiny + " --training.steps 7"}, {"unexpected '7'", "did you mean '--training.steps=7'?"});
+  refused({"b=" + tiny + " --training.steps=7 \"--training.seq_len=8"}, {"a quote is not closed"});
   refused({"b=tiny.tml"}, {"there is no folder 'tiny.tml'", "a configuration (.toml)"});
   refused({"b=" + tiny, "--training.steps=7"},
           {"'--training.steps=7' belongs to no side", "in quotes", "\"b=" + tiny + " --training.steps=7\""});

@@ -167,6 +167,12 @@ TEST_F(Sides, PrecisionPlacesAndParallelismMayDiffer) {
   EXPECT_THAT(keys, ElementsAre("activation_checkpoint.mode", "checkpoint.enable", "metrics.log_freq",
                                 "model.converters", "optimizer.state_dtype", "parallelism.expert_parallel_degree",
                                 "quantize.linear.mx.recipe_name", "training.mixed_precision_param"));
+  // Without a degree of data parallelism in the configuration, the number of ranks is a difference of its own.
+  Side c = make_side("c", {run("c", {})});
+  c.runs[0].num_data_ranks = 2;
+  ASSERT_EQ(differences_of({a, c}).size(), 1u);
+  EXPECT_THAT(differences_of({a, c})[0].values, ElementsAre("1", "2"));
+  EXPECT_FALSE(is_of_machine(differences_of({a, c})[0].key));
 }
 
 TEST_F(Sides, WithinASideOnlySeedsDiffer) {

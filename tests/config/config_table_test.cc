@@ -283,6 +283,12 @@ TEST(ConfigTable, AKeyOfVeryManyPartsIsRefusedBeforeItOverflowsTheStack) {
   // Dots outside of keys do not count.
   s.table().apply_toml("[second]  # 1.2.3.4.5.6.7.8.9.10\nname = \"\\\"1.2.3.4.5.6.7.8.9.10.11\"\n", "file");
   EXPECT_EQ(s.name, "\"1.2.3.4.5.6.7.8.9.10.11");
+  for (const std::string quotes : {"\"\"\"", "'''"}) {
+    s.table().apply_toml("[second]\nname = " + quotes + "1\n'2' \"2\" ........... 3" + quotes + "\n", "file");
+    EXPECT_EQ(s.name, "1\n'2' \"2\" ........... 3");
+    expect_error([&] { s.table().apply_toml("a = " + quotes + "1" + quotes + "\n" + key + " = 1\n", "file"); },
+                 {"file:2", "parts"});
+  }
 }
 
 }  // namespace

@@ -25,6 +25,30 @@ Documents read_all(const std::vector<std::filesystem::path>& inputs) {
 TEST(DocumentSource, PlainFileIsOneDocument) {
   const TemporaryFolder scratch;
   EXPECT_EQ(read_all({write_file(scratch / "a.txt", "one\n\ntwo\n")}), Documents{"one\n\ntwo\n"});
+  EXPECT_EQ(read_all({write_file(scratch / "a.txt", "\xEF\xBB\xBFone \xEF\xBB\xBF")}), Documents{"one \xEF\xBB\xBF"});
+}
+
+TEST(DocumentSource, FilesThatAreNamedTwiceAreReadTwiceAndTold) {
+  const TemporaryFolder scratch;
+  const auto a = write_file(scratch / "in/a.txt", "a"), b = write_file(scratch / "in/b.txt", "b");
+  Documents read;
+  const std::string log = log_of([&] { read = read_all({scratch / "in", scratch / "in/../in/b.txt"}); });
+  EXPECT_EQ(read, (Documents{"a", "b", "b"}));
+  EXPECT_NE(log.find("1 file is named more than once"), log.npos) << log;
+  EXPECT_EQ(log_of([&] { read_all({a, b}); }), "");
+}
+
+TEST(DocumentSource, AFileThatIsDeletedWhileItIsReadIsReadToItsEnd) {
+  const TemporaryFolder scratch;
+  const auto path = write_file(scratch / "a.txt", "a");
+  DocumentSource source({path, write_file(scratch / "b.txt", "bc")});
+  std::string text;
+  ASSERT_TRUE(source.next(text));
+  std::filesystem::remove(path);
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "bc");
+  EXPECT_FALSE(source.next(text));
+  EXPECT_EQ(source.num_bytes_done(), 3u);
 }
 
 TEST(DocumentSource, GzipIsToldByContent) {
@@ -183,9 +207,14 @@ TEST(DocumentSource, FilesOfOtherKindsAreRefusedBeforeAnythingIsRead) {
   expect_error([&] { DocumentSource({zipped}); }, {zipped.string(), "Parquet", "not read yet", "to_json"});
   expect_error([&] { DocumentSource({renamed}); }, {renamed.string(), "JSON lines", "NAME.jsonl"});
   expect_error([&] { DocumentSource({config}); }, {config.string(), "without \"text\""});
+  // The first line is longer than what tells most kinds of files.
+  const auto long_line = write_file(scratch / "in/f.json", "{\"layers\": \"" + std::string(700'000, 'x') + "\"}\n");
+  expect_error([&] { DocumentSource({long_line}); }, {long_line.string(), "without \"text\""});
+  write_file(scratch / "in/g.dict", "the words of a text");
   write_file(scratch / "in/a.txt", "a");
   expect_error([&] { DocumentSource({scratch / "in"}); },
-               {png.string(), "a PNG image", "4 of 5 files", "a PNG image: 1", "Parquet: 1", "--skip-unknown"});
+               {png.string(), "a PNG image", "6 of 7 files", "a PNG image: 1", "Parquet: 1",
+                "a dictd database without its index: 1", "--skip-unknown"});
   DocumentSource source({scratch / "in"}, /*skip_unknown=*/true);
   std::string text;
   ASSERT_TRUE(source.next(text));

@@ -132,6 +132,11 @@ TEST(Prepare, ADocumentLargerThanAShardHasOneOfItsOwn) {
   const Manifest manifest = prepare_dataset(options).manifest;
   ASSERT_EQ(manifest.splits.at("train").size(), 3u);
   EXPECT_EQ(manifest.splits.at("train")[1].num_tokens, 102u);
+  options.overwrite = true;
+  options.max_shards = 3;
+  EXPECT_NO_THROW(prepare_dataset(options));
+  options.max_shards = 2;
+  expect_error([&] { prepare_dataset(options); }, {"more than 2 shards of 10 tokens (--shard-tokens)"});
 }
 
 TEST(Prepare, LeavesNothingAfterAnError) {

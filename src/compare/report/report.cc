@@ -83,7 +83,7 @@ std::string differences_table(const Comparison& comparison) {
 
 std::string runs_table(const Comparison& comparison) {
   std::vector<std::vector<std::string>> rows = {
-      {"Side", "Seed", "Loss at first", "At the end", "Tokens", "After the warm-up", "Tokens/s", "Folder"}};
+      {"Side", "Seed", "Loss at first", "At the end", "Tokens", "After the warm-up", "Tokens/s per rank", "Folder"}};
   std::set<std::string> machines;
   for (const RunSummary& run : comparison.runs) {
     const Learned& learned = run.learned;

@@ -29,7 +29,8 @@ std::string with_change(std::string text, double value, double baseline, bool is
 /// Returns a text such as "4.5437 nats (63 %)".
 std::string nats_text(double nats, double of) {
   if (!std::isfinite(nats)) return "not finite";
-  return fmt::format("{}{:.4f} nats ({:.0f} %)", nats < 0.0 ? "−" : "", std::abs(nats), 100.0 * nats / of);
+  const char* sign = nats < 0.0 ? "−" : "";
+  return fmt::format("{}{:.4f} nats ({}{:.0f} %)", sign, std::abs(nats), sign, 100.0 * std::abs(nats) / of);
 }
 
 /// Returns how many columns of a terminal a text takes: it counts characters, which are bytes that do not continue one.
@@ -123,8 +124,8 @@ ordered_json to_json(const SideResult& side) {
 
 std::vector<std::vector<std::string>> summary_table(const Comparison& comparison) {
   std::vector<std::vector<std::string>> rows = {
-      {""},       {"Loss at the end"}, {"Fallen by"},         {"Tokens/s"},       {"Peak memory"},
-      {"Tokens"}, {"Steps"},           {"After the warm-up"}, {"Steps compared"}, {"Seeds"}};
+      {""},       {"Loss at the end"}, {"Fallen by"},         {"Tokens/s per rank"}, {"Peak memory"},
+      {"Tokens"}, {"Steps"},           {"After the warm-up"}, {"Steps compared"},    {"Seeds"}};
   const SideResult& baseline = comparison.sides.front();
   for (const SideResult& side : comparison.sides) {
     const bool is_baseline = &side == &baseline;

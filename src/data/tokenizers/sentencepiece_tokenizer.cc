@@ -15,7 +15,7 @@ namespace {
 /// U+2581, which SentencePiece writes for a space. If it occurs in a text, decoding would turn it into a space.
 constexpr std::string_view kBlock = "\xE2\x96\x81";
 
-/// Texts are passed to the library in pieces of this size, because it takes about 100 times a piece's size of memory.
+/// Texts are passed to the library in pieces of this size, because it takes some 150 times a piece's size of memory.
 constexpr std::size_t kEncodeBytes = 1u << 16;
 
 }  // namespace
