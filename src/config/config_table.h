@@ -107,8 +107,7 @@ class ConfigTable {
   /// Throws Error for the first key whose number is not in its range.
   void require_in_range() const;
 
-  /// Returns all keys with their present values, as TOML that apply_toml reads back to the same values,
-  /// unless a text is no UTF-8, which TOML cannot hold.
+  /// Returns all keys with their present values, as TOML that apply_toml reads back, if texts are UTF-8.
   std::string to_toml() const;
 
   struct Description {
