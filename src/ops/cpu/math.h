@@ -7,7 +7,7 @@
 
 namespace tessera::cpu {
 
-/// Returns exp(x), with a relative error below 2e-7 for x in [-87, 88]. Outside of this range x is clamped, so the
+/// Returns exp(x), with a relative error below 2.5e-7 for x in [-87, 88]. Outside of this range x is clamped, so the
 /// result is never 0, infinite or denormal for finite x. NaN gives NaN. Method: x = n·ln 2 + r with |r| <= ln2/2. A
 /// polynomial of degree 6 gives exp(r), and n is added to the exponent.
 inline float exp_fast(float x) {

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-/// If an id has at least so many tokens, its columns are divided among so many blocks.
+/// If an id has more than kLong tokens in a tile, kLong blocks share its columns.
 constexpr int kLong = 32;
 /// The number of columns that such a block adds at a time, and the number of rows that it fetches at a time.
 constexpr int kSlice = 64, kChunk = 128;

@@ -4,8 +4,8 @@
 // that the product contracts.
 //
 // The CPU has no 8-bit floating-point products. It widens MXFP8 operands to bfloat16, which holds their numbers
-// exactly. Magnitudes below 2^-126 are the exception and count as 0. It widens FP8 operands with float32 scales to
-// float32, and rounds element times scale once.
+// exactly. Magnitudes below 2^-126 are the exception: AVX512_BF16's instructions take them as 0. It widens FP8 operands
+// with float32 scales to float32, and rounds element times scale once.
 //
 // Hopper's 8-bit tensor cores cannot apply a scale per 32 numbers. The bfloat16 tensor cores multiply such operands,
 // and weights are in the wide form. y and d_x are then bfloat16 and contiguous.

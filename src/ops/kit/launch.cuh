@@ -75,8 +75,8 @@ __device__ inline void let_next_kernel_begin() { cudaTriggerProgrammaticLaunchCo
 __device__ inline void wait_for_kernel_before() { cudaGridDependencySynchronize(); }
 
 /// Launches a kernel that calls wait_for_kernel_before(). Before that call the kernel may read weights, but no other
-/// results. The launch is early where weights are constant, as in decoding. There are exceptions, and each kernel says
-/// why it is safe: kernels of attention also read slots, positions and older rows of the cache, and down_kernel
+/// results. The launch is early where weights are constant, as in decoding. Some kernels also read other data early,
+/// and say why that is safe: kernels of attention read slots, positions and older rows of the cache, and down_kernel
 /// (ops/routing/moe_decode_cuda.cu) reads the chosen experts.
 template <typename... Params, typename... Args>
 void launch_early(const Context& op, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes,

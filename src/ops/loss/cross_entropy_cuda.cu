@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 namespace {
 
-/// These are small enough that four blocks fit on an SM, 512 rows on 132 SMs, with kInFlight vectors per thread.
+/// With these sizes four blocks fit on an SM, and each thread has kInFlight vectors in flight.
 constexpr int kThreads = 256, kInFlight = 4;
 constexpr float kLog2E = 1.4426950408889634f;
 

@@ -17,7 +17,7 @@ void residual_rmsnorm_forward(const Context& context, const Tensor& x_TN, const 
                               float eps, const Tensor& sum_TN, const GemmOperand& y_TN, const Tensor& rstd_T);
 
 /// Assigns or adds to d_x_TN the gradient that follows from d_y_TN. Adds to d_w_N (float32). x_TN and d_x_TN may be
-/// strided.
+/// strided. A GPU takes rows of up to 16384 numbers, or 9216 of float32, and otherwise throws InternalError.
 void rmsnorm_backward(const Context& context, const Tensor& d_y_TN, const Tensor& x_TN, const Tensor& w_N,
                       const Tensor& rstd_T, const Tensor& d_x_TN, Write write_d_x, const Tensor& d_w_N);
 

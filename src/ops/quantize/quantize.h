@@ -42,8 +42,8 @@ struct ErrorSums {
 };
 
 /// Adds the signal of x and the noise of q to sums_2 (float64), in the order of ErrorSums. q has the shape of x. Noise
-/// is the difference between q and x. If num_rows_1 (int32, [1]) is given, only that many first rows count, and x must
-/// be a matrix.
+/// is the difference between q and x. x has at least one column. If num_rows_1 (int32, [1]) is given, only that many
+/// first rows count, and x must be a matrix.
 void quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q, const Tensor& sums_2,
                         const Tensor& num_rows_1 = {});
 

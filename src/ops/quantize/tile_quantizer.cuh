@@ -6,8 +6,8 @@
 // side by side may also belong to one thread block, which is faster. The steps are:
 //   1. Compute: the Producer's numbers, rounded to T, go to `plain` and to shared memory. They are 0 beyond the matrix.
 //   2. Maxima: for each output, a team of kTeamThreads finds the largest magnitudes of 32 numbers along rows and along
-//      columns. Each thread has a patch of 8 × 8. Threads that have tiles of one block of numbers tell each other what
-//      they found.
+//      columns. Each thread has a patch of 8 × 8. If a block of numbers spans several tiles, the threads of these
+//      tiles exchange their maxima.
 //   3. Scales: each thread finds the scales of one line of the tile.
 //   4. Cast: the patches are multiplied by the scales' inverses and become bytes. These pass through shared memory, so
 //      that whole lines of 128 bytes are written. Smaller pieces would cost as much each as whole lines.

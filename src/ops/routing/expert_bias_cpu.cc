@@ -16,7 +16,11 @@ void update_expert_bias(const Context& context, const Tensor& counts_E, float co
   };
   float mean_sign = 0.0f;
   for (std::int64_t e = 0; e < experts; ++e) mean_sign += sign_of(e) / static_cast<float>(experts);
-  for (std::int64_t e = 0; e < experts; ++e) bias_E.data<float>()[e] += coeff * (sign_of(e) - mean_sign);
+  for (std::int64_t e = 0; e < experts; ++e) {
+    // volatile: the product is rounded before it is added, as on a GPU. A compiler may fuse the two, which rounds once.
+    const volatile float change = coeff * (sign_of(e) - mean_sign);
+    bias_E.data<float>()[e] += change;
+  }
 }
 
 }  // namespace tessera::cpu

@@ -17,7 +17,7 @@ __global__ void update_kernel(const double* counts, int experts, float coeff, co
   float mean_sign = 0.0f;
   for (int e = 0; e < experts; ++e) mean_sign += sign_of(mean - counts[e]) / static_cast<float>(experts);
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
-    // The intrinsics prevent a fused multiply-add, which would round once.
+    // The product is rounded before it is added, as on a CPU. The intrinsics keep the compiler from fusing the two.
     bias[e] = __fadd_rn(bias[e], __fmul_rn(coeff, sign_of(mean - counts[e]) - mean_sign));
   }
 }

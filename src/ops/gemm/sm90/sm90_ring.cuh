@@ -56,8 +56,8 @@ struct Ring {
   }
 };
 
-/// Runs a block: load(), then produce() in the first warpgroup and consume() in the others. Each side has so many
-/// registers per thread.
+/// Runs a block: load(), then produce() in the first warpgroup and consume() in the others. Their threads have
+/// kProducerRegisters and kConsumerRegisters registers each.
 template <int kProducerRegisters, int kConsumerRegisters, int kStages, typename Load, typename Produce,
           typename Consume>
 __device__ void run_block(Ring<kStages>& ring, int num_producers, Load&& load, Produce&& produce, Consume&& consume) {
