@@ -80,8 +80,8 @@ def main():
     parser.add_argument("--tessera", required=True)
     parser.add_argument("--dataset", default="data/gcide")
     parser.add_argument("--scratch", help="where the runs' folders are for the time of the run")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--long-rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5, choices=range(2, 11))
+    parser.add_argument("--long-rounds", type=int, default=3, choices=range(2, 11))
     parser.add_argument("--long-batch", type=int, default=32, help="sequences per step, for steps of 2 s and more")
     args = parser.parse_args()
     missed = []

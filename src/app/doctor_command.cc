@@ -59,13 +59,18 @@ void add_doctor_command(CLI::App& app, int& status) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("doctor", "Say what this machine has to compute with, and what is missing");
-  command->add_flag("--cluster", options->for_cluster,
-                    "Ask all nodes, start ranks on them, and say what does not fit; exit status 1 if a run would fail");
+  CLI::Option* cluster =
+      command->add_flag("--cluster", options->for_cluster,
+                        "Ask all nodes, start ranks on them, and say what does not fit; exit status 1 if a run would "
+                        "fail");
   add_engine_options(*command, options->cluster.engine);
   command->add_option("--ranks-per-node", options->cluster.ranks_per_node, "Ranks that are started; default: 1")
       ->transform(as_count(1));
   command->add_option("--folder", options->cluster.folders,
                       "A folder that all nodes should share, as for datasets and runs; may be given several times");
+  for (const char* of_cluster : {"--engine", "--hosts", "--ranks-per-node"}) {
+    command->get_option(of_cluster)->needs(cluster);
+  }
   // --cluster starts these on nodes.
   command->add_option("--node-facts", options->token)->group("");
   command->add_flag("--meet-ranks", options->meets_ranks)->group("");
@@ -74,6 +79,8 @@ void add_doctor_command(CLI::App& app, int& status) {
       "  tessera doctor --cluster --hosts n1,n2,n3 --ranks-per-node 8 --folder /shared/runs\n"
       "  salloc -N4 --exclusive tessera doctor --cluster --folder /shared/runs");
   command->callback([options, &status] {
+    require(options->for_cluster || !options->token.empty() || options->cluster.folders.empty(),
+            "--folder needs --cluster");
     if (options->for_cluster) {
       status = examine_cluster(options->cluster);
     } else if (!options->token.empty()) {

@@ -8,6 +8,7 @@
 
 #include "app/cli/commands.h"
 #include "app/cli/config_arguments.h"
+#include "app/cli/launch_line.h"
 #include "app/cli/option_checks.h"
 #include "app/cli/output_file.h"
 #include "base/error.h"
@@ -25,8 +26,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr int kMaxRanks = 1 << 20;
 
 /// Throws Error, which says what `asker` needs, unless this build plans CUDA's operators.
 void require_plans_for_gpus(std::string_view asker) {
@@ -265,7 +264,8 @@ struct TimeCommand {
   RoutingOptions routing;
   int num_ranks = 1;
   double tokens_of_run = 0.0;
-  double hours_between_failures = 0.0, minutes_between_checkpoints = 10.0, restart_minutes = 2.0;
+  double hours_between_failures = 0.0, restart_minutes = 2.0;
+  std::optional<double> minutes_between_checkpoints;  // without a value: those of the configuration
   bool json = false;
 
   void run(JobConfig job) const {
@@ -273,25 +273,46 @@ struct TimeCommand {
             "give one of --calibration, for steps on this CPU, and --cluster, for GPUs");
     const bool needs_cluster = !engine.empty() || !html.empty() || !routing.is_default() || tokens_of_run > 0.0;
     require(!needs_cluster || !cluster.empty(), "--engine, --html, --loads, --routing and --tokens need --cluster");
+    validation_of(validation);  // fails before the work
     job.validate();
     if (cluster.empty()) return run_on_cpu(job, degrees_on(job, num_ranks));
+    require(job.training.device != DeviceChoice::kCpu, "--cluster has the rates of GPUs, and training.device is cpu");
     const Cluster machine = cluster_with_engine(cluster, engine, job);
+    degrees_on(job, num_ranks);  // throws Error with the number of ranks that the mesh needs
     set_ranks_per_domain(job, num_ranks, machine);
     run_on(machine, job, degrees_on(job, num_ranks));
   }
 
-  /// Returns the part of the time that trains. A failure costs half of the time between checkpoints and the restart.
-  double effective_part() const {
-    if (hours_between_failures == 0.0) return 1.0;
-    const double lost = (0.5 * minutes_between_checkpoints + restart_minutes) / 60.0;
-    return hours_between_failures / (hours_between_failures + lost);
+  /// Returns the minutes between copies of the state from which a run goes on: in memory, or else on disk.
+  double minutes_between(const JobConfig& job, double step_seconds) const {
+    if (minutes_between_checkpoints) return *minutes_between_checkpoints;
+    require(job.checkpoint.enable,
+            "--hours-between-failures needs checkpoint.enable, or --minutes-between-checkpoints: a run without "
+            "checkpoints begins again");
+    const std::int64_t in_memory = job.checkpoint.memory_interval, on_disk = job.checkpoint.interval;
+    return static_cast<double>(in_memory > 0 ? std::min(in_memory, on_disk) : on_disk) * step_seconds / 60.0;
   }
 
-  /// Returns the days of the whole run at `rate` tokens per second and GPU.
-  double days_of_run(double rate) const { return tokens_of_run / rate / num_ranks / 86400.0 / effective_part(); }
+  /// Returns the part of the time that trains, if failures come at random (a Poisson process). To get from one
+  /// checkpoint to the next takes (e^(t/m) - 1)(m + r) on average: t is the time between them, m that between failures,
+  /// and r the restart (Young and Daly's model).
+  double effective_part(double minutes) const {
+    if (hours_between_failures == 0.0) return 1.0;
+    const double checkpoints_per_failure = minutes / (60.0 * hours_between_failures);
+    const double training = minutes == 0.0 ? 1.0 : checkpoints_per_failure / std::expm1(checkpoints_per_failure);
+    return training / (1.0 + restart_minutes / (60.0 * hours_between_failures));
+  }
 
-  /// Returns the price of the whole run, if 10^9 tokens cost so many dollars.
-  double dollars_of_run(double dollars) const { return dollars * tokens_of_run * 1e-9 / effective_part(); }
+  /// Holds what the whole run takes and costs.
+  struct WholeRun {
+    double minutes_between_checkpoints, effective_part, days, dollars;
+  };
+  /// `rate` is in tokens per second and GPU, `dollars` the price of 10^9 tokens.
+  WholeRun whole_run(const JobConfig& job, double step_seconds, double rate, double dollars) const {
+    const double minutes = hours_between_failures > 0.0 ? minutes_between(job, step_seconds) : 0.0;
+    const double part = effective_part(minutes);
+    return {minutes, part, tokens_of_run / rate / num_ranks / 86400.0 / part, dollars * tokens_of_run * 1e-9 / part};
+  }
 
   void run_on_cpu(const JobConfig& job, const MeshDegrees& degrees) const {
     require(job.training.device != DeviceChoice::kCuda,
@@ -322,8 +343,9 @@ struct TimeCommand {
       result["dollars_per_1e9_tokens"] = dollars;
       result["spread"] = forecast.step.error_seconds() / forecast.step.seconds;
       if (tokens_of_run > 0.0) {
-        result["days"] = days_of_run(rate);
-        result["dollars"] = dollars_of_run(dollars);
+        const WholeRun whole = whole_run(job, forecast.seconds, rate, dollars);
+        result["days"] = whole.days;
+        result["dollars"] = whole.dollars;
       }
       return fmt::print("{}\n", json_text(result));
     }
@@ -334,19 +356,23 @@ struct TimeCommand {
     fmt::print("step {:.1f} ms, {:.0f} tokens/s per GPU, MFU {:.1f} % (TorchTitan's count; {:.0f} TFLOP/s executed)\n",
                forecast.seconds * 1e3, rate, 100.0 * mfu, forecast.executed_flop / forecast.seconds * 1e-12);
     const double spread = forecast.step.error_seconds() / forecast.step.seconds;
-    fmt::print("between {:.0f} and {:.0f} tokens/s per GPU, by the errors of the operators' rates alone\n",
-               rate / (1.0 + spread), rate / (1.0 - spread));
+    fmt::print("between {:.0f} and {} tokens/s per GPU, by the errors of the operators' rates alone\n",
+               rate / (1.0 + spread), spread < 1.0 ? fmt::format("{:.0f}", rate / (1.0 - spread)) : "any number of");
     fmt::print("memory {} of {}, with {} for CUDA and NCCL{}\n", format_gib(static_cast<std::size_t>(memory)),
                format_gib(static_cast<std::size_t>(machine.memory_bytes)),
                format_gib(static_cast<std::size_t>(machine.reserved_bytes)),
                memory > machine.memory_bytes ? ": DOES NOT FIT" : "");
     fmt::print("${:.2f} per 10^9 tokens at ${:.2f} per GPU and hour\n", dollars, machine.dollars_per_gpu_hour);
     if (tokens_of_run > 0.0) {
-      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}\n", tokens_of_run, days_of_run(rate), dollars_of_run(dollars));
+      const WholeRun whole = whole_run(job, forecast.seconds, rate, dollars);
+      fmt::print("{:.3g} tokens: {:.1f} days, ${:.3g}, without validation and saves\n", tokens_of_run, whole.days,
+                 whole.dollars);
       if (hours_between_failures > 0.0) {
-        const double effective = effective_part();
-        fmt::print("with a failure every {:g} hours, {:.1f} % of that time trains: {:.0f} GPU hours are lost\n",
-                   hours_between_failures, 100.0 * effective, tokens_of_run / rate / 3600.0 * (1.0 / effective - 1.0));
+        fmt::print(
+            "with a failure every {:g} hours and a checkpoint every {:.1f} minutes, {:.1f} % of that time trains: "
+            "{:.0f} GPU hours are lost\n",
+            hours_between_failures, whole.minutes_between_checkpoints, 100.0 * whole.effective_part,
+            tokens_of_run / rate / 3600.0 * (1.0 / whole.effective_part - 1.0));
       }
     }
   }
@@ -430,9 +456,9 @@ void add_time_command(CLI::App& parent) {
                   "Of the whole run: with --tokens, says what failures cost")
       ->check(is_number(1e-3, 1e9))
       ->needs(tokens);
-  app->add_option("--minutes-between-checkpoints", command->minutes_between_checkpoints, "Half of them are lost")
-      ->check(is_number(0.0, 1e6))
-      ->capture_default_str();
+  app->add_option("--minutes-between-checkpoints", command->minutes_between_checkpoints,
+                  "Default: checkpoint.interval or memory_interval, in steps of this length")
+      ->check(is_number(0.0, 1e6));
   app->add_option("--restart-minutes", command->restart_minutes, "From a failure to the next step")
       ->check(is_number(0.0, 1e6))
       ->capture_default_str();
@@ -450,7 +476,9 @@ struct SearchCommand {
   int num_ranks = 1, num_rows = 10;
 
   void run(const JobConfig& job) const {
+    job.validate();
     require_plans_for_gpus("`tessera plan search`");
+    validation_of(validation);  // fails before the work
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
@@ -478,9 +506,10 @@ struct SearchCommand {
     }
     fmt::print(
         "\n= is within {:.0f} % of the fastest, less than the plan's error. *: weights are quantized for each pass. "
-        "Memory is\nwith the least capacity factor, {}, and capacity is the largest that fits. Layouts that no other "
+        "Memory is\nwith the least capacity factor, {}{}, and capacity is the largest that fits. Layouts that no other "
         "one beats in both\nspeed and memory:\n\n",
-        100.0 * kError, capacity_text(std::ranges::min(searched_factors(job), gives_less_room)));
+        100.0 * kError, capacity_text(std::ranges::min(searched_factors(job), gives_less_room)),
+        loads ? " or the least one with room for the loads" : "");
     print_head();
     for (const FoundLayout& layout : frontier(found.fitting)) print_row(layout, best);
     JobConfig fastest = found.fitting.front().config;

@@ -50,6 +50,8 @@ void add_operators_of(TomlReader reader, Cluster& cluster, int depth) {
   Cluster other;
   if (path.extension() == ".json") {
     other.calibration = read_calibration(path);
+    require(other.calibration.threads == 0, "'{}' has the rates of a CPU, {}: expected those of a GPU", path.string(),
+            other.calibration.machine);
   } else {
     other = read(path, depth + 1);
   }

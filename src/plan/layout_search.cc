@@ -33,11 +33,11 @@ std::vector<Degrees> degrees_of(const LayoutSearch& search) {
   const ModelConfig& model = search.job.model.args;
   const std::int64_t ranks = search.num_ranks, experts = model.num_moe_layers() > 0 ? model.num_experts : 1;
   std::vector<Degrees> all;
-  for (std::int64_t pp = 1; pp <= std::min(ranks, model.n_layers); pp *= 2) {
+  for (std::int64_t pp = 1; pp <= std::min(ranks, model.n_layers); ++pp) {
     if (ranks % pp != 0) continue;
-    for (std::int64_t tp = 1; tp <= std::min<std::int64_t>(search.cluster.gpus_per_domain, model.n_heads); tp *= 2) {
+    for (std::int64_t tp = 1; tp <= std::min<std::int64_t>(search.cluster.gpus_per_domain, model.n_heads); ++tp) {
       if (ranks / pp % tp != 0) continue;
-      for (std::int64_t ep = 1; ep <= experts; ep *= 2) {
+      for (std::int64_t ep = 1; ep <= experts; ++ep) {
         if (ranks / pp % ep != 0 || experts % ep != 0) continue;
         all.push_back({pp, tp, ep});
       }

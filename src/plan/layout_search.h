@@ -35,7 +35,7 @@ struct FoundLayouts {
   std::size_t num_too_large = 0;     // layouts that were planned, and do not fit
 };
 
-/// Searches the degrees of tensor, pipeline and expert parallelism: powers of two, of which tensor parallelism stays
+/// Searches the degrees of tensor, pipeline and expert parallelism: all that divide, of which tensor parallelism stays
 /// within a domain. First all degrees are planned with 1F1B, full recomputation and micro-batches of one sequence,
 /// which take least memory, in the first precision. The twelve fastest of these are then planned with all schedules,
 /// modes and micro-batches of 1, 2 and 4 sequences, in the precision that is fastest for the fastest degrees. At last

@@ -292,6 +292,7 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Ro
 RunForecast forecast_on_cpu(const JobConfig& job, const MeshDegrees& degrees, const Calibration& calibration) {
   require(calibration.threads > 0, "'{}' has the rates of a GPU, {}", calibration.path.string(), calibration.machine);
   const auto num_ranks = static_cast<int>(degrees.num_ranks());
+  const Cluster cluster = cluster_of_cpus(calibration, num_ranks);
   const int of_rank = num_ranks == 1 ? num_threads() : std::max(1, num_cores() / num_ranks);
   const int threads = job.training.num_threads > 0 ? static_cast<int>(job.training.num_threads) : of_rank;
   require(calibration.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
@@ -300,7 +301,7 @@ RunForecast forecast_on_cpu(const JobConfig& job, const MeshDegrees& degrees, co
     spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
                  calibration.path.string(), calibration.program, version());
   }
-  return forecast_run({job, Device::kCpu, degrees}, cluster_of_cpus(calibration, num_ranks), default_routing(job));
+  return forecast_run({job, Device::kCpu, degrees}, cluster, default_routing(job));
 }
 
 }  // namespace tessera

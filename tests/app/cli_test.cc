@@ -126,6 +126,13 @@ TEST_F(Cli, BenchTimesSteps) {
   refused({"bench", "step", "--training.stepz=3"}, "training.steps");
   refused({"bench", "gemm", "grouped"}, "grouped");
   refused({"bench", "step", "--training.device=cpu", "--kernels"}, "on a CPU");
+  refused({"bench", "step", "--routing=uniform"}, "--routing needs --cluster");
+  // Files are looked at before the work. These steps would take minutes.
+  const std::string folder = scratch_.path();
+  refused({"bench", "step", "--steps=1000000", "--trace", folder}, "is a folder");
+  refused({"bench", "step", "--steps=1000000", "--training.device=cpu", "--calibration=none.json"}, "none.json");
+  refused({"bench", "calibrate", "--out", folder}, "is a folder");
+  refused({"bench", "world", "--json", folder}, "is a folder");
 }
 
 TEST_F(Cli, BenchTablesNeedAGpu) {
@@ -223,15 +230,29 @@ TEST_F(Cli, PlanTimeNeedsRates) {
       time({cluster, "--ranks=16", "--parallelism.expert_parallel_degree=8", "--tokens=1e12",
             "--hours-between-failures=2", "--minutes-between-checkpoints=20", "--restart-minutes=14"},
            0);
-  // A failure costs 10 minutes of work and 14 of restart, after every two hours that train.
+  // Between checkpoints are t = 1/6 of the hours between failures. So a part t / (e^t - 1) / (1 + 14/120) trains.
   for (const char* part : {"16 x H200", "all_gather ep_shard", "combine ep", "tokens/s per GPU, by the errors", "days",
-                           "with a failure every 2 hours, 83.3 % of that time trains"}) {
+                           "with a failure every 2 hours and a checkpoint every 20.0 minutes, 82.3 % of that time"}) {
     EXPECT_THAT(planned, HasSubstr(part));
   }
   EXPECT_THAT(time({cluster, "--engine=none.toml"}), HasSubstr("none.toml"));
   EXPECT_THAT(time({none, "--engine=none.toml"}), HasSubstr("--tokens need --cluster"));
   EXPECT_THAT(time({none, "--routing=uniform"}), HasSubstr("--tokens need --cluster"));
   EXPECT_THAT(time({cluster, "--hours-between-failures=2"}), HasSubstr("--tokens"));
+  const std::vector<std::string> failures = {cluster, "--tokens=1e12", "--hours-between-failures=2"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), failures.begin(), failures.end());
+    return more;
+  };
+  EXPECT_THAT(time(with({"--checkpoint.enable=false"})), HasSubstr("needs checkpoint.enable"));
+  EXPECT_THAT(time(with({"--checkpoint.enable", "--checkpoint.interval=100000000"}), 0),
+              HasSubstr(" 0.0 % of that time"));
+  EXPECT_THAT(time(with({"--checkpoint.enable", "--checkpoint.interval=1000000", "--checkpoint.memory_interval=1"}), 0),
+              HasSubstr("98.4 % of that time"));  // 2 minutes of restart for 2 hours
+  EXPECT_THAT(time({cluster, "--device=cpu"}), HasSubstr("training.device is cpu"));
+  EXPECT_THAT(
+      time({cluster, "--parallelism.expert_parallel_degree=8", "--parallelism.expert_parallel_comm_backend=direct"}),
+      HasSubstr("expected --ranks 8"));
   EXPECT_THAT(time({cluster, "--validation=none.json"}), HasSubstr("--html"));
   EXPECT_THAT(time({cluster, "--json"}, 0), HasSubstr("\"dollars_per_1e9_tokens\""));
 }

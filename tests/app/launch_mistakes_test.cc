@@ -103,6 +103,9 @@ TEST_F(LaunchMistakes, WithHostsAreTold) {
       {"hosts for Slurm", {"--hosts=n1", "--engine=slurm"}, {"--hosts goes with --engine hosts"}},
       {"no hosts", {"--engine=hosts"}, {"--engine hosts needs --hosts", "n1,n2"}},
       {"nodes without hosts", {"--nodes=2"}, {"--nodes 2", "there is one machine", "give --hosts"}},
+      {"too many ranks", {"--hosts=n1,n2", "--ranks-per-node=2000000000"}, {"2 nodes of 2000000000 ranks", "1048576"}},
+      {"no timeout", {"--hosts=n1", "--node-timeout=nan"}, {"--node-timeout: nan is not a number"}},
+      {"a factor below 1", {"--hosts=n1", "--slow-factor=0"}, {"--slow-factor: 0 is not a number from 1"}},
   });
 }
 

@@ -337,7 +337,6 @@ TEST(PipelineSchedule, DualPipeVOverlapsInItsSteadyStateAndSplitsAroundIt) {
   EXPECT_THAT(num_split, ElementsAre(3 + 3 + 1, 2 + 2 + 2, 1 + 1 + 3, 4));
 }
 
-// A limit of deferred weight gradients makes the bubble larger, but keeps most of the gain over 1F1B.
 TEST(PipelineSchedule, AForwardMayOverlapTheBackwardBefore) {
   const PipelineSchedule one = make_overlapped_schedule(1), three = make_overlapped_schedule(3);
   const auto pass = [](Pass kind, int micro_batch) { return PipelinePass{kind, 0, micro_batch}; };
@@ -354,6 +353,7 @@ TEST(PipelineSchedule, AForwardMayOverlapTheBackwardBefore) {
   EXPECT_TRUE(pairs_passes(three, 0));
 }
 
+// A limit of deferred weight gradients makes the bubble larger, but keeps most of the gain over 1F1B.
 TEST(PipelineSchedule, ALimitOfDeferredWeightGradientsHolds) {
   for (const PipelineScheduleKind kind : {PipelineScheduleKind::kZBV, PipelineScheduleKind::kDualPipeV}) {
     for (const int num_ranks : {2, 4, 8, 16}) {

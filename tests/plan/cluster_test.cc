@@ -131,12 +131,16 @@ TEST_F(ClusterFile, RatesCanBeThoseOfAnotherFile) {
 TEST_F(ClusterFile, RatesCanBeThoseOfACalibration) {
   const std::filesystem::path measured = std::filesystem::path(path_).replace_extension(".json");
   Calibration calibration;
+  calibration.threads = 0;  // of a GPU
   calibration.operators["rope float32"] = {.seconds_per = {1e-6, 0.0, 0.0, 0.0, 1e-9}, .most_bytes = 1e6};
   calibration.operators["copy float32 bfloat16"] = {.seconds_per = {1.0}, .most_bytes = 1e6};
   write_calibration(calibration, measured);
   const Cluster cluster = read_cluster(write(
       std::string(kSmall) + fmt::format("[operators_of]\nfile = \"{}\"\nflop = 2\nbytes = 4\nsource = \"a test\"\n",
                                         measured.filename().string())));
+  calibration.threads = 2;
+  write_calibration(calibration, measured);
+  expect_error([&] { read_cluster(path_); }, {measured.filename().string(), "the rates of a CPU"});
   std::filesystem::remove(measured);
   const RecordedOperator rope{.name = "rope", .operands = {{{1000}, DType::kFloat32}}, .pass = {}};
   EXPECT_NEAR(cluster.time_of(rope).seconds, 1e-6 + 4000 * 1e-9 / 4, 1e-15);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -21,7 +22,7 @@ namespace {
 JobConfig config_to_search(const std::vector<std::string>& overrides = {}) {
   static const std::string kToml = std::string(kSmallModel) + R"(
 [training]
-global_batch_size = 16
+global_batch_size = 48
 seq_len = 32
 [quantize.linear.mx]
 unaligned = "bf16"
@@ -48,8 +49,8 @@ using SpeedAndMemory = std::pair<double, double>;  // the speed negated, so that
 
 const std::vector<double> kFactors = {1.5, 1.1};
 
-std::optional<SpeedAndMemory> plan_alone(const JobConfig& job, const Cluster& cluster) {
-  const MeshDegrees degrees = resolve(job.mesh_degrees(), 4);
+std::optional<SpeedAndMemory> plan_alone(const JobConfig& job, const Cluster& cluster, int num_ranks) {
+  const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
   job.validate_on(degrees);
   const RunForecast forecast = forecast_run({job, Device::kCpu, degrees}, cluster, RoutingKind::kUniform);
   const auto memory = static_cast<double>(forecast.memory.total());
@@ -57,12 +58,16 @@ std::optional<SpeedAndMemory> plan_alone(const JobConfig& job, const Cluster& cl
   return SpeedAndMemory{-forecast.tokens_per_second_per_gpu(), memory};
 }
 
-/// Returns the speed and the memory of every layout of 4 ranks, without a search. Weights are quantized for each pass
-/// where a layout does not fit otherwise.
-std::vector<SpeedAndMemory> all_layouts(const Cluster& cluster, const std::string& precision) {
+/// The degrees of pipeline, tensor and expert parallelism that so many ranks may have.
+const std::map<int, std::vector<const char*>> kDegrees = {
+    {4, {"1 1 1", "1 1 2", "1 1 4", "1 2 1", "1 2 2", "1 2 4", "2 1 1", "2 1 2", "2 2 1", "2 2 2", "4 1 1"}},
+    {6, {"1 1 1", "1 1 2", "1 2 1", "1 2 2", "2 1 1", "3 1 1", "3 1 2", "3 2 1", "3 2 2"}}};
+
+/// Returns the speed and the memory of every layout, without a search. Weights are quantized for each pass where a
+/// layout does not fit otherwise.
+std::vector<SpeedAndMemory> all_layouts(const Cluster& cluster, const std::string& precision, int num_ranks) {
   std::vector<SpeedAndMemory> found;
-  for (const char* degrees :
-       {"1 1 1", "1 1 2", "1 1 4", "1 2 1", "1 2 2", "1 2 4", "2 1 1", "2 1 2", "2 2 1", "2 2 2", "4 1 1"}) {
+  for (const char* degrees : kDegrees.at(num_ranks)) {
     const std::string pp(degrees, 1), tp(degrees + 2, 1), ep(degrees + 4, 1);
     for (const char* batch : {"1", "2", "4"}) {
       for (const char* schedule : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
@@ -79,10 +84,10 @@ std::vector<SpeedAndMemory> all_layouts(const Cluster& cluster, const std::strin
               precision);
           try {
             job.validate();
-            std::optional<SpeedAndMemory> layout = plan_alone(job, cluster);
+            std::optional<SpeedAndMemory> layout = plan_alone(job, cluster, num_ranks);
             if (!layout && precision != "bf16") {
               job.quantize.keep_weights = false;
-              layout = plan_alone(job, cluster);
+              layout = plan_alone(job, cluster, num_ranks);
             }
             if (layout) found.push_back(*layout);
           } catch (const Error&) {
@@ -114,13 +119,13 @@ std::vector<FoundLayout> of_precision(const std::vector<FoundLayout>& layouts, c
 TEST(LayoutSearch, FindsWhatTryingAllFinds) {
   const JobConfig job = config_to_search();
   std::vector<double> sizes;
-  for (const auto& [speed, bytes] : all_layouts(cluster_of(1e12), "bf16")) sizes.push_back(bytes);
-  // Half of the layouts fit the second one. What they take depends on the machine's threads.
-  for (const double memory : {1e12, median(sizes)}) {
-    SCOPED_TRACE(memory);
+  for (const auto& [speed, bytes] : all_layouts(cluster_of(1e12), "bf16", 4)) sizes.push_back(bytes);
+  // Half of the layouts of 4 ranks fit the second one. What they take depends on the machine's threads.
+  for (const auto& [num_ranks, memory] : {std::pair{4, 1e12}, {4, median(sizes)}, {6, 1e12}}) {
+    SCOPED_TRACE(fmt::format("{} ranks, {}", num_ranks, memory));
     const Cluster cluster = cluster_of(memory);
     const FoundLayouts found = search_layouts({.job = job,
-                                               .num_ranks = 4,
+                                               .num_ranks = num_ranks,
                                                .cluster = cluster,
                                                .precisions = {"bf16", "mxfp8"},
                                                .capacity_factors = kFactors,
@@ -132,7 +137,7 @@ TEST(LayoutSearch, FindsWhatTryingAllFinds) {
     std::vector<FoundLayout> expected;  // of all precisions
     for (const char* precision : {"bf16", "mxfp8"}) {
       SCOPED_TRACE(precision);
-      const std::vector<SpeedAndMemory> all = all_layouts(cluster, precision);
+      const std::vector<SpeedAndMemory> all = all_layouts(cluster, precision, num_ranks);
       const std::vector<SpeedAndMemory> speeds = in_numbers(of_precision(found.fitting, precision));
       ASSERT_GT(all.size(), 3u);
       ASSERT_GT(speeds.size(), 3u);
@@ -182,7 +187,7 @@ TEST(LayoutSearch, ShownLayoutsHaveTheMostRoomThatFits) {
   for (const FoundLayout& layout : tight.fitting) {
     factors.insert(layout.config.parallelism.expert_parallel_capacity_factor);
     EXPECT_LT(layout.most_room_bytes, largest);
-    EXPECT_EQ(plan_alone(layout.config, cluster_of(1e12))->second, layout.most_room_bytes);
+    EXPECT_EQ(plan_alone(layout.config, cluster_of(1e12), 4)->second, layout.most_room_bytes);
   }
   EXPECT_EQ(factors, std::set<double>(kFactors.begin(), kFactors.end()));
 }

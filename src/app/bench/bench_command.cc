@@ -8,6 +8,7 @@
 #include "app/cli/config_arguments.h"
 #include "app/cli/on_ranks.h"
 #include "app/cli/option_checks.h"
+#include "app/cli/output_file.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/median.h"
@@ -109,6 +110,11 @@ JobConfig read_config(const StepOptions& options, const ConfigArguments& argumen
           options.warmup, kMost);
   require(options.calibration.empty() || options.cluster.empty(),
           "give one of --calibration, for a CPU, and --cluster, for GPUs");
+  require(options.routing.empty() || !options.cluster.empty(), "--routing needs --cluster");
+  // Fails before the steps, and not after them.
+  if (!options.calibration.empty()) read_calibration(options.calibration);
+  if (!options.cluster.empty()) read_cluster(options.cluster);
+  if (!options.routing.empty()) routing_kind(options.routing);
   JobConfig config = arguments.read();
   config.training.steps = options.warmup + options.steps;
   config.validate();
@@ -163,6 +169,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
           "--calibration is for steps on a CPU; --cluster has the rates of GPUs");
   set_threads(config, ranks);
   use_cpu_kernels(options.cpu_kernels);
+  if (!options.trace.empty() && ranks.rank() == 0) output_file(options.trace, {});
 
   TrainingStep step(config, mesh, device, cuda);
   if (ranks.rank() == 0) step.warn_of_slow_operators();
@@ -276,6 +283,7 @@ struct CalibrateCommand {
   void run(const JobConfig& config, Ranks& ranks) {
     require(ranks.size() == ranks.num_on_node(), "{} ranks on several nodes: those of one node can be measured",
             ranks.size());
+    if (ranks.rank() == 0) output_file(out, {});
     const std::shared_ptr<cuda::Runtime> cuda = join_gpus(config, ranks);
     set_threads(config, ranks);
     if (on_gpu) {
@@ -377,6 +385,7 @@ int bench_world(WorldOptions options) {
   const Removal removal{folder};
   std::optional<WorldRun> before;
   std::string lines;
+  if (!options.json.empty()) output_file(options.json, {});
   int status = 0;
   for (const int num_ranks : options.ranks) {
     WorldRun run = run_world(num_ranks, folder / fmt::to_string(num_ranks));

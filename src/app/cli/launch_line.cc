@@ -42,7 +42,6 @@ void require_enough_ranks(const JobConfig& config, int num_ranks) {
   if (needed <= num_ranks) return;
   // More ranks do not help if the mesh itself is wrong, so that is reported first.
   config.validate();
-  constexpr std::int64_t kMaxRanks = 1 << 20;
   if (needed <= kMaxRanks) config.validate_on(resolve(degrees, needed), /*on_any_ranks=*/true);
   std::string asked;
   for (const auto& [key, degree] : {std::pair{"pipeline_parallel_degree", degrees.pp},

@@ -5,6 +5,8 @@
 
 namespace tessera {
 
+inline constexpr int kMaxRanks = 1 << 20;  // of a run
+
 /// Throws Error if the mesh of `config` needs more than `num_ranks` ranks. The message has the lines of mpirun and srun
 /// that start this command on as many ranks as it needs.
 void require_enough_ranks(const JobConfig& config, int num_ranks);

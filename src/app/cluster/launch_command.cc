@@ -58,15 +58,18 @@ int run_launch(LaunchArguments& arguments) {
   const int all_nodes = static_cast<int>(engine->nodes().size());
   options.num_nodes = arguments.num_nodes > 0 ? arguments.num_nodes : std::max(1, all_nodes - arguments.num_spares);
   options.num_spares = arguments.num_spares;
-  options.ranks_per_node = arguments.ranks_per_node;
-  if (options.ranks_per_node == 0) {
+  std::int64_t per_node = arguments.ranks_per_node;
+  if (per_node == 0) {
     const std::int64_t fewest = fewest_ranks(config.mesh_degrees());
     const bool on_gpu = config.device(1) == Device::kCuda;
-    options.ranks_per_node =
-        on_gpu ? cuda::num_devices() : static_cast<int>((fewest + options.num_nodes - 1) / options.num_nodes);
+    per_node = on_gpu ? cuda::num_devices() : (fewest + options.num_nodes - 1) / options.num_nodes;
   }
-  require_enough_ranks(config, options.num_nodes * options.ranks_per_node);
-  config.validate_on(resolve(config.mesh_degrees(), options.num_nodes * options.ranks_per_node));
+  require(per_node <= kMaxRanks / options.num_nodes, "{} nodes of {} ranks; expected at most {} ranks",
+          options.num_nodes, per_node, kMaxRanks);
+  options.ranks_per_node = static_cast<int>(per_node);
+  const int num_ranks = options.num_nodes * options.ranks_per_node;
+  require_enough_ranks(config, num_ranks);
+  config.validate_on(resolve(config.mesh_degrees(), num_ranks));
   options.program = std::filesystem::read_symlink("/proc/self/exe").string();
   options.arguments = arguments.command;
   return launch(options, config, std::move(engine), count_stop_signals());
@@ -101,12 +104,18 @@ void add_launch_command(CLI::App& app, int& status) {
                       "Folder of tessera health check --rates: a node that was slow is checked against its peers");
   command->add_option("--restarts-per-hour", options.restarts_per_hour, "The launcher stops after more; default: 10")
       ->transform(as_count());
-  command->add_option("--node-timeout", options.watch.node_timeout,
-                      "Seconds of silence after which a node is lost; default: 4");
-  command->add_option("--hang-timeout", options.watch.hang_floor,
-                      "Seconds in a step that count as a hang if they are also 3 usual steps; default: 5");
-  command->add_option("--slow-factor", options.watch.slow_factor,
-                      "A rank that computes so many times as long as the others is slow; default: 1.5");
+  command
+      ->add_option("--node-timeout", options.watch.node_timeout,
+                   "Seconds of silence after which a node is lost; default: 4")
+      ->check(is_number(0.1, 1e6));
+  command
+      ->add_option("--hang-timeout", options.watch.hang_floor,
+                   "Seconds in a step that count as a hang if they are also 3 usual steps; default: 5")
+      ->check(is_number(0.1, 1e6));
+  command
+      ->add_option("--slow-factor", options.watch.slow_factor,
+                   "A rank that computes so many times as long as the others is slow; default: 1.5")
+      ->check(is_number(1.0, 1e6));
   command->add_option("command", arguments->command, "-- train CONFIG --section.key=value ...");
   command->footer(
       "For example\n"
