@@ -72,6 +72,7 @@ do-install:
 		echo "To call it as tessera: export PATH=\"$(PREFIX)/bin:\$$PATH\"" ;; esac
 
 do-package:
+	@scripts/setup.sh package
 	cd $(BUILD) && cpack -G DEB
 
 # docs/cluster.md describes the image with CUDA.

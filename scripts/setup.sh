@@ -10,6 +10,7 @@
 #                           `tessera report` (status 2 if no package has one)
 #   setup.sh cluster        what tests/cluster needs, where that can run: as root, with namespaces
 #   setup.sh image          what `make image` needs
+#   setup.sh package        what `make package` needs besides the program
 #   setup.sh kubernetes     the validators of recipes/kubernetes
 set -euo pipefail
 
@@ -25,7 +26,7 @@ packages=(
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
 )
 if [[ ${1:-} != program ]]; then
-  packages+=(libgtest-dev libgmock-dev libbenchmark-dev)  # tests, micro-benchmarks
+  packages+=(libgtest-dev libgmock-dev libbenchmark-dev python3)  # tests, micro-benchmarks
 fi
 
 if [[ ${1:-} == lint ]]; then
@@ -48,6 +49,8 @@ elif [[ ${1:-} == cluster ]]; then
   )
 elif [[ ${1:-} == image ]]; then
   packages=(mmdebstrap umoci binutils python3)
+elif [[ ${1:-} == package ]]; then
+  packages=(dpkg-dev file)  # CPack finds the libraries that the package depends on with these
 elif [[ ${1:-} == kubernetes ]]; then
   packages=(python3)
 elif [[ ${1:-} == fuzz ]]; then
