@@ -164,7 +164,19 @@ class ActiveChecks {
 
 ProbeResult run_active_checks(const ActiveCheckOptions& options) {
   if (options.device == Device::kCpu) return ActiveChecks(options, "").run();
-  const int num_gpus = std::max(1, cuda::num_devices());  // without any, the first check says why
+  const int num_usable = cuda::num_devices();
+  std::vector<Finding> missing;
+  if (num_usable < options.num_gpus) {
+    const std::string why = cuda::why_unavailable();
+    missing.push_back({.signal = "gpuMissing",
+                       .evidence = EvidenceKind::kHard,
+                       .value = 1.0 * num_usable,
+                       .limit = 1.0 * options.num_gpus,
+                       .detail = fmt::format("CUDA can use {} of {} GPUs{}{}", num_usable, options.num_gpus,
+                                             why.empty() ? "" : ": ", why)});
+    if (num_usable == 0) return {.findings = std::move(missing)};
+  }
+  const int num_gpus = std::max(1, num_usable);  // without any, the first check says why
   std::vector<std::future<ProbeResult>> checks;
   for (int gpu = 0; gpu < num_gpus; ++gpu) {
     checks.push_back(std::async(std::launch::async, [&options, gpu] {
@@ -180,6 +192,7 @@ ProbeResult run_active_checks(const ActiveCheckOptions& options) {
       all.measurements[i].value = std::min(all.measurements[i].value, one.measurements[i].value);
     }
   }
+  all.findings.insert(all.findings.end(), missing.begin(), missing.end());
   return all;
 }
 

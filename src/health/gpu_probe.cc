@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kRecoveryAction = 230;
-constexpr const char *kCountName = "gpus", *kCountHelp = "GPUs that NVML counts";
+constexpr const char* kCountHelp = "GPUs that NVML counts";
 
 constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
 constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
@@ -54,7 +54,7 @@ class GpuProbe : public Probe {
     if (!nvml_ && !open(result)) return result;
     const std::vector<nvml::Device> devices = nvml_->devices();
     const auto count = static_cast<int>(devices.size());
-    result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 1.0 * count});
+    result.measurements.push_back({.name = kGpuCountName, .help = kCountHelp, .value = 1.0 * count});
     most_ = std::max({most_, count, options_.expected_gpus});
     if (count < most_) {
       add(result, "gpuMissing", "", EvidenceKind::kHard, count, most_, "",
@@ -98,7 +98,7 @@ class GpuProbe : public Probe {
       nvml_.emplace(options_.library);
       return true;
     } catch (const Error& error) {
-      result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 0.0});
+      result.measurements.push_back({.name = kGpuCountName, .help = kCountHelp, .value = 0.0});
       if (options_.expected_gpus == 0) {
         require(!has_nvidia(), "the node has NVIDIA's driver or GPUs, but {}", error.what());
         return false;

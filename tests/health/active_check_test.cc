@@ -17,6 +17,13 @@ TEST(ActiveCheck, AMachineThatWorksPasses) {
   for (const Measurement& measurement : result.measurements) EXPECT_GT(measurement.value, 0.0) << measurement.name;
 }
 
+TEST(ActiveCheck, GpusThatCudaCannotUseAreBad) {
+  const ProbeResult result = run_active_checks({.device = Device::kCuda, .num_gpus = 1000, .seconds = 0.05});
+  EXPECT_THAT(names_of(result.findings), ElementsAre("gpuMissing"));
+  EXPECT_EQ(result.findings.front().evidence, EvidenceKind::kHard);
+  EXPECT_THAT(result.findings.front().detail, testing::HasSubstr("of 1000 GPUs"));
+}
+
 TEST(ActiveCheck, ASlowMachineIsBad) {
   const ProbeResult result =
       run_active_checks({.seconds = 0.05, .expected_gemm_tflops = 1e6, .expected_copy_gb_per_s = 1e6});

@@ -247,8 +247,9 @@ class RealAlert(unittest.TestCase):
         self.write("gpus", "count 1\n0 xid 79\n")
         self.wait_for(("NodeBad", "firing"))
         self.write("gpus", "count 1\n")
-        subprocess.run([TESSERA, "health", "check", "--active", "--folder", self.path("health"), "--nvml", NVML_STUB,
-                        "--sysroot", self.path("root")], env={**os.environ, "TESSERA_NVML_STUB": self.path("gpus")},
+        subprocess.run([TESSERA, "health", "check", "--active", "--check-on-cpu", "--folder", self.path("health"),
+                        "--nvml", NVML_STUB, "--sysroot", self.path("root")],
+                       env={**os.environ, "TESSERA_NVML_STUB": self.path("gpus")},
                        stdout=subprocess.DEVNULL, check=True)
         self.wait_for(("NodeBad", "resolved"))
 
