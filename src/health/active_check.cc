@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/error.h"
 #include "base/stopwatch.h"
 #include "device/cuda.h"
 #include "health/copy_bytes.h"
@@ -162,6 +163,33 @@ class ActiveChecks {
 
 }  // namespace
 
+ProbeResult check_gpus(int num_gpus, const std::function<ProbeResult(int)>& check) {
+  std::vector<std::future<ProbeResult>> checks;
+  for (int gpu = 0; gpu < num_gpus; ++gpu) checks.push_back(std::async(std::launch::async, check, gpu));
+  ProbeResult all;
+  for (int gpu = 0; gpu < num_gpus; ++gpu) {
+    ProbeResult one;
+    try {
+      one = checks[static_cast<std::size_t>(gpu)].get();
+    } catch (const InternalError& error) {
+      one.findings.push_back({.signal = "gpuFailed",
+                              .part = fmt::format("GPU {}", gpu),
+                              .evidence = EvidenceKind::kHard,
+                              .detail = error.what()});
+    }
+    all.findings.insert(all.findings.end(), one.findings.begin(), one.findings.end());
+    for (Measurement& measurement : one.measurements) {
+      const auto least = std::ranges::find(all.measurements, measurement.name, &Measurement::name);
+      if (least == all.measurements.end()) {
+        all.measurements.push_back(std::move(measurement));
+      } else {
+        least->value = std::min(least->value, measurement.value);
+      }
+    }
+  }
+  return all;
+}
+
 ProbeResult run_active_checks(const ActiveCheckOptions& options) {
   if (options.device == Device::kCpu) return ActiveChecks(options, "").run();
   const int num_usable = cuda::num_devices();
@@ -177,21 +205,10 @@ ProbeResult run_active_checks(const ActiveCheckOptions& options) {
     if (num_usable == 0) return {.findings = std::move(missing)};
   }
   const int num_gpus = std::max(1, num_usable);  // without any, the first check says why
-  std::vector<std::future<ProbeResult>> checks;
-  for (int gpu = 0; gpu < num_gpus; ++gpu) {
-    checks.push_back(std::async(std::launch::async, [&options, gpu] {
-      cuda::use_device(gpu);
-      return ActiveChecks(options, fmt::format("GPU {}", gpu)).run();
-    }));
-  }
-  ProbeResult all = checks.front().get();
-  for (auto check = checks.begin() + 1; check != checks.end(); ++check) {
-    const ProbeResult one = check->get();
-    all.findings.insert(all.findings.end(), one.findings.begin(), one.findings.end());
-    for (std::size_t i = 0; i < all.measurements.size(); ++i) {
-      all.measurements[i].value = std::min(all.measurements[i].value, one.measurements[i].value);
-    }
-  }
+  ProbeResult all = check_gpus(num_gpus, [&options](int gpu) {
+    cuda::use_device(gpu);
+    return ActiveChecks(options, fmt::format("GPU {}", gpu)).run();
+  });
   all.findings.insert(all.findings.end(), missing.begin(), missing.end());
   return all;
 }

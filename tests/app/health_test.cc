@@ -199,6 +199,16 @@ TEST_F(HealthCommands, NumbersOutOfRangeAreRefused) {
   }
 }
 
+// The folder is another machine's. Its full disk must drain no node.
+TEST_F(HealthCommands, AFolderForRatesThatCannotBeWrittenMakesNoNodeBad) {
+  const fs::path in_the_way = write_file(scratch_ / "rates", "");
+  const Finished finished = check({"--active", "--check-on-cpu", "--rates", in_the_way.string()});
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("the node's rates are not recorded: "));
+  ASSERT_TRUE(read_active_check(folder_));
+  EXPECT_TRUE(read_active_check(folder_)->findings.empty());
+}
+
 // The verdicts lie in memory. The ledger must be there after a boot.
 TEST_F(HealthCommands, TheLedgersDefaultPlaceOutlivesABoot) {
   const std::string help = Process(scratch_, {"health", "serve", "--help"}).finish().output;
