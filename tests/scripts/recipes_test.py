@@ -123,6 +123,16 @@ class Recipes(unittest.TestCase):
                     file.write("TESSERA_MAX_DRAINED=7\nTESSERA_RATES=/shared/rates\n")
                 self.assertIn(option, run("bash", script, env={}).stdout)
 
+    def test_the_files_for_slurm_set_no_key_twice(self):
+        """Of several lines with a key Slurm takes the last, without a word."""
+        keys = []
+        for name in ("slurm.conf", "slurm_cloud.conf"):
+            with open(os.path.join(SLURM, name)) as file:
+                keys += re.findall(r"^(\w+)=", file.read(), re.M)
+        self.assertEqual(sorted(keys), sorted(set(keys)))
+        with open(os.path.join(SLURM, "slurm_cloud.conf")) as file:
+            self.assertIn("permit_job_expansion", file.read())
+
     def test_only_cloud_nodes_are_ended_when_they_are_idle(self):
         """tests/cluster tests with Slurm that a partition's SuspendTime ends its nodes, and no others."""
         with open(os.path.join(SLURM, "slurm_cloud.conf")) as file:
