@@ -510,7 +510,7 @@ class KernelLogProbe : public Probe {
     const std::string_view message = line.substr(line.find(';') + 1);  // the whole line if there is no ';'
     for (const Pattern& pattern : kPatterns) {
       if (message.find(pattern.text) == message.npos) continue;
-      if (pattern.signal == "kernelHardwareError" && is_corrected(message)) return;
+      if (pattern.signal == "kernelHardwareError" && !is_uncorrected(message)) return;
       constexpr std::size_t kShown = 160;
       const std::uint64_t xid = pattern.signal == "kernelXid" ? xid_of(message) : 0;
       // The XIDs that follow a fatal one must not take its place.
@@ -534,10 +534,21 @@ class KernelLogProbe : public Probe {
     return xid;
   }
 
-  /// Returns whether a line about the hardware says that an error was corrected. The rate of these errors counts, as
-  /// EDAC has it.
-  static bool is_corrected(std::string_view message) {
-    return message.find("orrected") != message.npos && message.find("ncorrected") == message.npos;
+  /// Returns whether a line about the hardware says that an error was not corrected. A report has many lines, and one
+  /// of them says this. The words are those of the kernel's mce/core.c, mce_amd.c and cper.c. The rate of corrected
+  /// errors counts as EDAC has it.
+  static bool is_uncorrected(std::string_view message) {
+    static constexpr std::array<std::string_view, 8> kWords = {
+        "Machine Check Exception",  // Intel: an error interrupted the processor
+        "Uncorrected, software",    // AMD
+        "System Fatal error",       // AMD
+        "Deferred error",           // AMD: it could not be corrected, and nobody has used the data yet
+        "severity: recoverable",    // firmware: it was not corrected, and the kernel may go on
+        "type: recoverable",        // firmware, of one part of the report
+        "severity: fatal",          // firmware
+        "type: fatal",              // firmware
+    };
+    return std::ranges::any_of(kWords, [&](std::string_view word) { return message.find(word) != message.npos; });
   }
 
   int descriptor_;
