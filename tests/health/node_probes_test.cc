@@ -102,6 +102,11 @@ TEST_F(NodeProbes, Ethernet) {
   remove("sys/class/net/eth0");
   remove("sys/class/net/veth1");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
+  // It may be a card that nobody needs.
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);
+  now_ += 700.0;
+  EXPECT_THAT(look(*probe), IsEmpty());
 }
 
 TEST_F(NodeProbes, AVirtualFunctionThatMovesIntoAContainerIsNoFault) {
@@ -109,8 +114,13 @@ TEST_F(NodeProbes, AVirtualFunctionThatMovesIntoAContainerIsNoFault) {
   set("sys/class/net/eth0v1/device/physfn/vendor", "0x15b3\n");
   set("sys/class/net/eth0v1/flags", "0x1003\n");
   set("sys/class/net/eth0v1/operstate", "up\n");
+  set("sys/class/infiniband/mlx5_1/device/physfn/vendor", "0x15b3\n");
+  set("sys/class/infiniband/mlx5_1/ports/1/state", "4: ACTIVE\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
   EXPECT_THAT(look(*probe), IsEmpty());
   remove("sys/class/net/eth0v1");
+  remove("sys/class/infiniband/mlx5_1");
   EXPECT_THAT(look(*probe), IsEmpty());
 }
 
@@ -125,6 +135,23 @@ TEST_F(NodeProbes, Disks) {
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
   remove("sys/class/nvme/nvme0");
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
+}
+
+TEST_F(NodeProbes, ADiskThatIsGoneIsHardEvidenceOnlyWhileItIsMounted) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  set("proc/mounts", "/dev/nvme1n1p2 /data ext4 rw 0 0\n");
+  for (const char* disk : {"nvme0", "nvme1", "nvme11"}) set(fmt::format("sys/class/nvme/{}/state", disk), "live\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/nvme/nvme11");  // a volume that somebody has detached
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(look(*probe), ElementsAre("diskState nvme11"));
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);
+  now_ += 700.0;
+  EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/nvme/nvme1");
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(look(*probe), ElementsAre("diskState nvme1"));
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kHard);
+  now_ += 700.0;
+  EXPECT_THAT(look(*probe), ElementsAre("diskState nvme1"));
 }
 
 TEST_F(NodeProbes, AMountOverAnotherOneIsNoFault) {
