@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/error.h"
 #include "base/stopwatch.h"
 #include "device/cuda.h"
 #include "health/copy_bytes.h"
@@ -162,24 +163,53 @@ class ActiveChecks {
 
 }  // namespace
 
-ProbeResult run_active_checks(const ActiveCheckOptions& options) {
-  if (options.device == Device::kCpu) return ActiveChecks(options, "").run();
-  const int num_gpus = std::max(1, cuda::num_devices());  // without any, the first check says why
+ProbeResult check_gpus(int num_gpus, const std::function<ProbeResult(int)>& check) {
   std::vector<std::future<ProbeResult>> checks;
+  for (int gpu = 0; gpu < num_gpus; ++gpu) checks.push_back(std::async(std::launch::async, check, gpu));
+  ProbeResult all;
   for (int gpu = 0; gpu < num_gpus; ++gpu) {
-    checks.push_back(std::async(std::launch::async, [&options, gpu] {
-      cuda::use_device(gpu);
-      return ActiveChecks(options, fmt::format("GPU {}", gpu)).run();
-    }));
-  }
-  ProbeResult all = checks.front().get();
-  for (auto check = checks.begin() + 1; check != checks.end(); ++check) {
-    const ProbeResult one = check->get();
+    ProbeResult one;
+    try {
+      one = checks[static_cast<std::size_t>(gpu)].get();
+    } catch (const InternalError& error) {
+      one.findings.push_back({.signal = "gpuFailed",
+                              .part = fmt::format("GPU {}", gpu),
+                              .evidence = EvidenceKind::kHard,
+                              .detail = error.what()});
+    }
     all.findings.insert(all.findings.end(), one.findings.begin(), one.findings.end());
-    for (std::size_t i = 0; i < all.measurements.size(); ++i) {
-      all.measurements[i].value = std::min(all.measurements[i].value, one.measurements[i].value);
+    for (Measurement& measurement : one.measurements) {
+      const auto least = std::ranges::find(all.measurements, measurement.name, &Measurement::name);
+      if (least == all.measurements.end()) {
+        all.measurements.push_back(std::move(measurement));
+      } else {
+        least->value = std::min(least->value, measurement.value);
+      }
     }
   }
+  return all;
+}
+
+ProbeResult run_active_checks(const ActiveCheckOptions& options) {
+  if (options.device == Device::kCpu) return ActiveChecks(options, "").run();
+  const int num_usable = cuda::num_devices();
+  std::vector<Finding> missing;
+  if (num_usable < options.num_gpus) {
+    const std::string why = cuda::why_unavailable();
+    missing.push_back({.signal = "gpuMissing",
+                       .evidence = EvidenceKind::kHard,
+                       .value = 1.0 * num_usable,
+                       .limit = 1.0 * options.num_gpus,
+                       .detail = fmt::format("CUDA can use {} of {} GPUs{}{}", num_usable, options.num_gpus,
+                                             why.empty() ? "" : ": ", why)});
+    if (num_usable == 0) return {.findings = std::move(missing)};
+  }
+  const int num_gpus = std::max(1, num_usable);  // without any, the first check says why
+  ProbeResult all = check_gpus(num_gpus, [&options](int gpu) {
+    cuda::use_device(gpu);
+    return ActiveChecks(options, fmt::format("GPU {}", gpu)).run();
+  });
+  all.findings.insert(all.findings.end(), missing.begin(), missing.end());
   return all;
 }
 

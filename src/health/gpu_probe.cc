@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kRecoveryAction = 230;
-constexpr const char *kCountName = "gpus", *kCountHelp = "GPUs that NVML counts";
+constexpr const char* kCountHelp = "GPUs that NVML counts";
 
 constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
 constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
@@ -52,21 +52,31 @@ class GpuProbe : public Probe {
   ProbeResult look(double now) override {
     ProbeResult result;
     if (!nvml_ && !open(result)) return result;
-    const std::vector<nvml::Device> devices = nvml_->devices();
-    const auto count = static_cast<int>(devices.size());
-    result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 1.0 * count});
+    std::vector<nvml::Slot> slots = nvml_->slots();
+    // A GPU that this process may not open is not its own.
+    std::erase_if(slots, [](const nvml::Slot& slot) { return slot.device == nullptr && !slot.is_lost(); });
+    const auto count = static_cast<int>(slots.size());
+    result.measurements.push_back({.name = kGpuCountName, .help = kCountHelp, .value = 1.0 * count});
     most_ = std::max({most_, count, options_.expected_gpus});
     if (count < most_) {
       add(result, "gpuMissing", "", EvidenceKind::kHard, count, most_, "",
           fmt::format("{} of {} GPUs are there", count, most_));
     }
-    for (std::size_t i = 0; i < devices.size(); ++i) look_at(devices[i], fmt::format("GPU {}", i), now, result);
-    for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, devices, now);
+    for (const nvml::Slot& slot : slots) {
+      const std::string gpu = name_of(slot);
+      if (slot.device == nullptr) {
+        add_lost(slot.status, gpu, result);
+        continue;
+      }
+      names_[slot.device] = gpu;
+      look_at(slot.device, gpu, now, result);
+    }
+    for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, now);
     std::erase_if(xids_, [&](const auto& item) {
       return evidence_of_xid(item.first.second) != EvidenceKind::kHard && now - item.second.last > kHoldSeconds;
     });
-    for (std::size_t i = 0; i < devices.size(); ++i) {
-      const std::string gpu = fmt::format("GPU {}", i);
+    for (const nvml::Slot& slot : slots) {
+      const std::string gpu = name_of(slot);
       result.measurements.push_back({.name = "gpu_xid_total",
                                      .help = "XIDs since the daemon began",
                                      .labels = {{"gpu", gpu}},
@@ -98,7 +108,7 @@ class GpuProbe : public Probe {
       nvml_.emplace(options_.library);
       return true;
     } catch (const Error& error) {
-      result.measurements.push_back({.name = kCountName, .help = kCountHelp, .value = 0.0});
+      result.measurements.push_back({.name = kGpuCountName, .help = kCountHelp, .value = 0.0});
       if (options_.expected_gpus == 0) {
         require(!has_nvidia(), "the node has NVIDIA's driver or GPUs, but {}", error.what());
         return false;
@@ -120,9 +130,16 @@ class GpuProbe : public Probe {
     });
   }
 
-  void note_xid(const nvml::XidEvent& event, const std::vector<nvml::Device>& devices, double now) {
-    const auto found = std::ranges::find(devices, event.device);
-    const std::string gpu = found == devices.end() ? "GPU ?" : fmt::format("GPU {}", found - devices.begin());
+  static std::string name_of(const nvml::Slot& slot) { return fmt::format("GPU {}", slot.index); }
+
+  static void add_lost(nvml::Status status, const std::string& gpu, ProbeResult& result) {
+    add(result, "gpuLost", gpu, EvidenceKind::kHard, static_cast<double>(status), 0.0, "",
+        status == nvml::Status::kGpuIsLost ? "the driver has lost it" : "it must be reset");
+  }
+
+  void note_xid(const nvml::XidEvent& event, double now) {
+    const auto found = names_.find(event.device);
+    const std::string gpu = found == names_.end() ? "GPU ?" : found->second;
     SeenXid& seen = xids_[{gpu, event.xid}];
     ++seen.count;
     seen.last = now;
@@ -182,10 +199,7 @@ class GpuProbe : public Probe {
     look_at_fabric(device, gpu, result);
     look_at_links(device, gpu, now, result);
     if (options_.is_idle) look_for_leftovers(device, gpu, result);
-    if (const auto lost = nvml_->take_lost(device)) {
-      add(result, "gpuLost", gpu, EvidenceKind::kHard, static_cast<double>(*lost), 0.0, "",
-          *lost == nvml::Status::kGpuIsLost ? "the driver has lost it" : "it must be reset");
-    }
+    if (const auto lost = nvml_->take_lost(device)) add_lost(*lost, gpu, result);
   }
 
   void look_at_fabric(nvml::Device device, const std::string& gpu, ProbeResult& result) {
@@ -251,6 +265,7 @@ class GpuProbe : public Probe {
   int most_ = 0;                                                   // the most GPUs that were there at one time
   std::map<std::pair<std::string, std::uint64_t>, SeenXid> xids_;  // that are reported, by GPU and XID
   std::map<std::string, int> num_xids_;                            // counts in all, by GPU
+  std::map<nvml::Device, std::string> names_;                      // also of GPUs that have lost their handle since
   CounterRises uncorrected_;
   KnownGood links_, fabrics_;
   CounterRates rates_;

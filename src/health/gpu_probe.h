@@ -24,6 +24,9 @@ struct GpuProbeOptions {
   Sysroot sysroot = Sysroot();  // tells whether there are GPUs without the library
 };
 
+/// The measurement with the number of GPUs that NVML counts.
+inline constexpr const char* kGpuCountName = "gpus";
+
 /// Returns how much an XID proves (NVIDIA, "XID catalog"): hard if it asks to reset the GPU or to service the node, an
 /// alert if a user's program may cause it, else soft.
 EvidenceKind evidence_of_xid(std::uint64_t xid);

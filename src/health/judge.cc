@@ -75,7 +75,7 @@ std::string Judge::find_reason(const std::vector<Finding>& findings, double unix
   return reason_of(*first, fmt::format("; also {}", fmt::join(soft | std::views::values, ", ")));
 }
 
-NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
+NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now, bool is_complete) {
   std::map<std::pair<std::string, std::string>, Seen> now;
   bool is_suspect = false;
   for (const Finding& finding : findings) {
@@ -86,7 +86,7 @@ NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) 
   }
   seen_ = std::move(now);
   const std::string reason = find_reason(findings, unix_now);
-  if (passed_check_ > 0.0) confirm_check(findings, !reason.empty());
+  if (passed_check_ > 0.0) confirm_check(findings, !reason.empty(), is_complete);
   if (bad_since_ == 0.0 && !reason.empty()) {
     reason_ = reason;
     bad_since_ = unix_now;
@@ -112,13 +112,13 @@ void Judge::pass_active_check(double unix_time) {
   seen_.clear();
 }
 
-void Judge::confirm_check(const std::vector<Finding>& findings, bool is_bad_again) {
+void Judge::confirm_check(const std::vector<Finding>& findings, bool is_bad_again, bool is_complete) {
   if (is_bad_again) {
     passed_check_ = 0.0;
     return;
   }
   const bool is_hard = std::ranges::count(findings, EvidenceKind::kHard, &Finding::evidence) > 0;
-  polls_since_check_ = is_hard ? 0 : polls_since_check_ + 1;
+  polls_since_check_ = is_hard || !is_complete ? 0 : polls_since_check_ + 1;
   if (polls_since_check_ < options_.polls_to_bad) return;
   active_check_ = std::exchange(passed_check_, 0.0);
   bad_since_ = 0.0;

@@ -4,6 +4,7 @@
 // - Soft evidence makes the node suspect. Two different signals in two polls in a row make it bad, unless both report
 //   the same event. A node that was bad often before has such a signal.
 // - A bad node stays bad until an active check has passed, and after it two polls in a row have found no hard evidence.
+//   A poll in which a probe cannot look, and could look before, does not count: it says nothing about what is wrong.
 //   A check that finds the node bad again is void: it does not test links or disks, and these may still be broken.
 #pragma once
 
@@ -29,8 +30,9 @@ class Judge {
 
   /// Continues from the last verdict of a daemon that has ended. A node that was bad is still bad.
   void resume(const NodeVerdict& before);
-  /// Judges the node after a poll of all probes. `unix_now` may jump.
-  NodeVerdict judge(const std::vector<Finding>& findings, double unix_now);
+  /// Judges the node after a poll of all probes. `unix_now` may jump. `is_complete` says whether all probes have looked
+  /// that could look in an earlier poll.
+  NodeVerdict judge(const std::vector<Finding>& findings, double unix_now, bool is_complete = true);
   /// Returns how often the node became bad, the past included.
   std::size_t times_bad() const { return past_.size(); }
   /// Records that an active check has passed. Findings before it no longer count. The next polls decide whether it
@@ -48,7 +50,7 @@ class Judge {
   /// Returns why the findings of this poll make the node bad, or "" if they do not.
   std::string find_reason(const std::vector<Finding>& findings, double unix_now) const;
   /// Lets this poll decide whether the last active check counts.
-  void confirm_check(const std::vector<Finding>& findings, bool is_bad_again);
+  void confirm_check(const std::vector<Finding>& findings, bool is_bad_again, bool is_complete);
 
   std::string node_;
   std::vector<double> past_;
@@ -56,7 +58,7 @@ class Judge {
   std::map<std::pair<std::string, std::string>, Seen> seen_;  // by signal and part
   double bad_since_ = 0.0, active_check_ = 0.0;
   double passed_check_ = 0.0;  // Unix time of a check that passed and does not count yet; 0: none
-  int polls_since_check_ = 0;  // polls in a row without hard evidence
+  int polls_since_check_ = 0;  // complete polls in a row without hard evidence
   std::string reason_;
 };
 

@@ -42,12 +42,16 @@ class NetworkProbe : public Probe {
   NetworkProbe(Sysroot sysroot, const NodeLimits& limits) : sysroot_(std::move(sysroot)), limits_(limits) {}
 
   std::string_view name() const override { return "network"; }
-  void forget() override { rates_.clear(); }
+  void forget() override {
+    rates_.clear();
+    gone_.clear();
+  }
 
   ProbeResult look(double now) override {
     ProbeResult result;
     std::set<std::string> ports_there;
     for (const std::string& device : sysroot_.names("/sys/class/infiniband")) {
+      if (is_virtual_function(fmt::format("/sys/class/infiniband/{}", device))) continue;
       const std::string ports = fmt::format("/sys/class/infiniband/{}/ports", device);
       for (const std::string& port : sysroot_.names(ports)) {
         const std::string part = fmt::format("{} port {}", device, port);
@@ -62,12 +66,24 @@ class NetworkProbe : public Probe {
       interfaces_there.insert(interface);
       look_at_interface(interface, fmt::format("/sys/class/net/{}", interface), now, result);
     }
-    for (const std::string& interface : interfaces_.missing(interfaces_there))
-      judge_link(interfaces_, interface, false, "gone", result.findings);
+    for (const std::string& interface : interfaces_.missing(interfaces_there)) {
+      // It may be a card that nobody needs, such as the one on USB by which a machine's controller is reached.
+      gone_.add({.signal = "networkLink",
+                 .part = interface,
+                 .evidence = EvidenceKind::kSoft,
+                 .limit = 1.0,
+                 .detail = "the link was up, and is gone now"},
+                now);
+      interfaces_.forget(interface);
+    }
+    gone_.append_to(result.findings, now);
     return result;
   }
 
  private:
+  /// Returns whether a card is a virtual function of another one. It moves into a container and back.
+  bool is_virtual_function(const std::string& folder) const { return sysroot_.exists(folder + "/device/physfn"); }
+
   static void judge_link(KnownGood& links, const std::string& part, bool is_up, const std::string& state,
                          std::vector<Finding>& findings) {
     if (!links.has_failed(part, is_up)) return;
@@ -116,8 +132,8 @@ class NetworkProbe : public Probe {
   }
 
   void look_at_interface(const std::string& interface, const std::string& folder, double now, ProbeResult& result) {
-    if (!sysroot_.exists(folder + "/device")) return;        // not a card, but a bridge or a container's end
-    if (sysroot_.exists(folder + "/device/physfn")) return;  // a card's virtual function, which moves into containers
+    if (!sysroot_.exists(folder + "/device")) return;  // not a card, but a bridge or a container's end
+    if (is_virtual_function(folder)) return;
     const std::optional<std::string> state = sysroot_.text(folder + "/operstate"),
                                      flags = sysroot_.text(folder + "/flags");  // "0x1003"
     if (!state || !flags) return;
@@ -139,6 +155,7 @@ class NetworkProbe : public Probe {
   Sysroot sysroot_;
   NodeLimits limits_;
   KnownGood ports_, interfaces_;
+  HeldEvents gone_;  // interfaces
   std::map<std::string, std::int64_t> highest_rates_;
   CounterRates rates_;
 };
@@ -149,11 +166,14 @@ class DiskProbe : public Probe {
       : sysroot_(std::move(sysroot)), folders_(std::move(folders)), limits_(limits) {}
 
   std::string_view name() const override { return "disk"; }
-  void forget() override { rates_.clear(); }
+  void forget() override {
+    rates_.clear();
+    gone_.clear();
+  }
 
   ProbeResult look(double now) override {
     ProbeResult result;
-    look_at_mounts(result.findings);
+    const std::set<std::string> mounted = look_at_mounts(result.findings);
     for (const std::string& disk : sysroot_.names("/sys/block")) {
       const auto errors = sysroot_.number(fmt::format("/sys/block/{}/device/ioerr_cnt", disk));
       if (!errors) continue;
@@ -167,7 +187,8 @@ class DiskProbe : public Probe {
       disks_there.insert(disk);
       judge_disk(disk, *state, result.findings);
     }
-    for (const std::string& disk : disks_.missing(disks_there)) judge_disk(disk, "gone", result.findings);
+    for (const std::string& disk : disks_.missing(disks_there)) look_for_gone(disk, mounted, now, result.findings);
+    gone_.append_to(result.findings, now);
     for (const fs::path& folder : folders_) look_at_room(folder, result);
     return result;
   }
@@ -182,7 +203,25 @@ class DiskProbe : public Probe {
                         .detail = fmt::format("the disk was live, and is '{}' now", state)});
   }
 
-  void look_at_mounts(std::vector<Finding>& findings) {
+  /// Judges a disk that is gone. If it is not mounted, somebody may have detached it.
+  void look_for_gone(const std::string& disk, const std::set<std::string>& mounted, double now,
+                     std::vector<Finding>& findings) {
+    const std::string device = fmt::format("/dev/{}n", disk);  // of "nvme0" the namespace "/dev/nvme0n1"
+    if (std::ranges::any_of(mounted, [&](const std::string& name) { return name.starts_with(device); })) {
+      return judge_disk(disk, "gone", findings);
+    }
+    gone_.add({.signal = "diskState",
+               .part = disk,
+               .evidence = EvidenceKind::kSoft,
+               .limit = 1.0,
+               .detail = "the disk was live, and is gone now, and is not mounted"},
+              now);
+    disks_.forget(disk);
+  }
+
+  /// Judges the mounts of devices. Returns the devices.
+  std::set<std::string> look_at_mounts(std::vector<Finding>& findings) {
+    std::set<std::string> devices;
     std::ifstream mounts(sysroot_ / "/proc/mounts");  // as long as it is: a node with many containers has many mounts
     std::map<std::pair<std::string, std::string>, bool> writable;  // by place and device
     for (std::string line; std::getline(mounts, line);) {
@@ -195,6 +234,7 @@ class DiskProbe : public Probe {
     }
     for (const auto& [mount, is_writable] : writable) {
       const auto& [place, device] = mount;
+      devices.insert(device);
       if (mounts_.has_failed(fmt::format("{} {}", device, place), is_writable)) {
         findings.push_back({.signal = "diskReadOnly",
                             .part = place,
@@ -203,6 +243,7 @@ class DiskProbe : public Probe {
                             .detail = fmt::format("the file system of {} was writable, and is read-only now", device)});
       }
     }
+    return devices;
   }
 
   void look_at_room(const fs::path& folder, ProbeResult& result) {
@@ -229,6 +270,7 @@ class DiskProbe : public Probe {
   std::vector<fs::path> folders_;
   NodeLimits limits_;
   KnownGood disks_, mounts_;
+  HeldEvents gone_;  // disks
   CounterRates rates_;
 };
 
@@ -510,7 +552,7 @@ class KernelLogProbe : public Probe {
     const std::string_view message = line.substr(line.find(';') + 1);  // the whole line if there is no ';'
     for (const Pattern& pattern : kPatterns) {
       if (message.find(pattern.text) == message.npos) continue;
-      if (pattern.signal == "kernelHardwareError" && is_corrected(message)) return;
+      if (pattern.signal == "kernelHardwareError" && !is_uncorrected(message)) return;
       constexpr std::size_t kShown = 160;
       const std::uint64_t xid = pattern.signal == "kernelXid" ? xid_of(message) : 0;
       // The XIDs that follow a fatal one must not take its place.
@@ -534,10 +576,21 @@ class KernelLogProbe : public Probe {
     return xid;
   }
 
-  /// Returns whether a line about the hardware says that an error was corrected. The rate of these errors counts, as
-  /// EDAC has it.
-  static bool is_corrected(std::string_view message) {
-    return message.find("orrected") != message.npos && message.find("ncorrected") == message.npos;
+  /// Returns whether a line about the hardware says that an error was not corrected. A report has many lines, and one
+  /// of them says this. The words are those of the kernel's mce/core.c, mce_amd.c and cper.c. The rate of corrected
+  /// errors counts as EDAC has it.
+  static bool is_uncorrected(std::string_view message) {
+    static constexpr std::array<std::string_view, 8> kWords = {
+        "Machine Check Exception",  // Intel: an error interrupted the processor
+        "Uncorrected, software",    // AMD
+        "System Fatal error",       // AMD
+        "Deferred error",           // AMD: it could not be corrected, and nobody has used the data yet
+        "severity: recoverable",    // firmware: it was not corrected, and the kernel may go on
+        "type: recoverable",        // firmware, of one part of the report
+        "severity: fatal",          // firmware
+        "type: fatal",              // firmware
+    };
+    return std::ranges::any_of(kWords, [&](std::string_view word) { return message.find(word) != message.npos; });
   }
 
   int descriptor_;

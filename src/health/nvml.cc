@@ -82,7 +82,9 @@ Library::Library(const std::string& path) : library_("NVML", path) {
           static_cast<int>(status));
   if (call("nvmlEventSetCreate", &events_) != Status::kSuccess) events_ = nullptr;
   if (events_ == nullptr) return;
-  for (const Device device : devices()) call("nvmlDeviceRegisterEvents", device, kXidEvent, events_);
+  for (const Slot& slot : slots()) {
+    if (slot.device != nullptr) call("nvmlDeviceRegisterEvents", slot.device, kXidEvent, events_);
+  }
 }
 
 Library::~Library() {
@@ -90,16 +92,17 @@ Library::~Library() {
   call("nvmlShutdown");
 }
 
-std::vector<Device> Library::devices() {
+std::vector<Slot> Library::slots() {
   constexpr unsigned kMost = 64;  // guards against a library that reports a wrong count
   unsigned count = 0;
-  std::vector<Device> devices;
-  if (call("nvmlDeviceGetCount_v2", &count) != Status::kSuccess) return devices;
+  std::vector<Slot> slots;
+  if (call("nvmlDeviceGetCount_v2", &count) != Status::kSuccess) return slots;
   for (unsigned i = 0; i < std::min(count, kMost); ++i) {
-    Device device = nullptr;
-    if (call("nvmlDeviceGetHandleByIndex_v2", i, &device) == Status::kSuccess) devices.push_back(device);
+    Slot& slot = slots.emplace_back(Slot{.index = i});
+    slot.status = call("nvmlDeviceGetHandleByIndex_v2", i, &slot.device);
+    if (slot.status != Status::kSuccess) slot.device = nullptr;
   }
-  return devices;
+  return slots;
 }
 
 std::optional<double> Library::temperature(Device device) {

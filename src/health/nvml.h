@@ -23,6 +23,15 @@ enum class Status : int {
 
 using Device = void*;
 
+/// A GPU that NVML counts.
+struct Slot {
+  unsigned index = 0;
+  Device device = nullptr;           // null: NVML gives no handle
+  Status status = Status::kSuccess;  // of the question for the handle
+
+  bool is_lost() const { return status == Status::kGpuIsLost || status == Status::kResetRequired; }
+};
+
 /// Has the layout of nvmlFieldValue_t.
 struct FieldValue {
   unsigned id = 0, scope = 0;
@@ -60,8 +69,8 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  /// Returns all GPUs. There are none if NVML counts none.
-  std::vector<Device> devices();
+  /// Returns all GPUs in the order of their indices, also those without a handle. There are none if NVML counts none.
+  std::vector<Slot> slots();
 
   // The functions below return nullopt if the GPU or the driver does not support a query, or if the GPU is lost.
 

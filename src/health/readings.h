@@ -73,6 +73,8 @@ class KnownGood {
   bool has_failed(const std::string& part, bool is_well);
   /// Returns the parts that were well and are not among those that are `there`.
   std::vector<std::string> missing(const std::set<std::string>& there) const;
+  /// Forgets that the part was well.
+  void forget(const std::string& part) { parts_.erase(part); }
 
  private:
   std::set<std::string> parts_;

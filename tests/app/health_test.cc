@@ -86,6 +86,60 @@ TEST_F(HealthCommands, TheDaemonLearnsOfACheckBeforeAJobThatFails) {
   EXPECT_EQ(read_active_check(folder_)->findings.front().signal, "gemmSlow");
 }
 
+TEST_F(HealthCommands, GpusThatCudaCannotUseFailTheActiveCheck) {
+  const Finished without_gpus = check({"--active", "--gpus", "1000"});
+  EXPECT_EQ(without_gpus.status, 1) << without_gpus.output;
+  EXPECT_THAT(without_gpus.output, HasSubstr(" of 1000 GPUs"));
+  ASSERT_TRUE(read_active_check(folder_));
+  EXPECT_EQ(read_active_check(folder_)->findings.front().signal, "gpuMissing");
+  EXPECT_THAT(check({"--active", "--check-on-cpu", "--gpus", "1000"}).output, Not(HasSubstr("CUDA can use")));
+  EXPECT_TRUE(read_active_check(folder_)->findings.empty());
+}
+
+// Slurm shows the Prolog the GPUs of the job only.
+TEST_F(HealthCommands, ACheckOfSomeGpusFindsNoneMissingAndReturnsNoNode) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "-1", 1);
+  const std::string hidden = check({"--active", "--gpus", "8"}).output;
+  ::setenv("CUDA_VISIBLE_DEVICES", "900,901", 1);
+  const std::string some = check({"--active", "--gpus", "8", "--before-job"}).output;
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_THAT(hidden, HasSubstr("this check returns no node"));
+  EXPECT_THAT(hidden, Not(HasSubstr("CUDA can use")));
+  EXPECT_THAT(some, HasSubstr("CUDA can use 0 of 2 GPUs"));
+}
+
+TEST_F(HealthCommands, ACheckReturnsNoNodeWhoseGpusNobodyCanCount) {
+  fs::create_directories(root_ / "proc/driver/nvidia");
+  EXPECT_THAT(check({"--active"}).output, HasSubstr("this check returns no node"));
+  EXPECT_FALSE(read_active_check(folder_));
+}
+
+TEST_F(HealthCommands, AProbeThatCannotLookAnyMoreKeepsABadNodeBad) {
+  write_file(root_ / "proc/sys/kernel/random/boot_id", "8f1c\n");
+  write_verdict(folder_, {.node = "n1",
+                          .time = 1000.0,
+                          .level = HealthLevel::kBad,
+                          .reason = kReason,
+                          .bad_since = 900.0,
+                          .boot_id = "8f1c"});
+  const fs::path driver = root_ / "proc/driver/nvidia";
+  const Process daemon(scratch_, words("serve", {"--period", "0.05", "--node", "n1"}));
+  daemon.wait_for_output("verdicts in");
+  for (int i = 0; i < 3000 && read_verdict(folder_)->time == 1000.0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  fs::create_directories(driver);
+  daemon.wait_for_output("cannot look: gpu");
+  write_active_check(folder_, unix_time(), {});
+  daemon.wait_for_output("an active check has passed");
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // about ten rounds of probes
+  EXPECT_EQ(read_verdict(folder_)->level, HealthLevel::kBad);
+  fs::remove(driver);
+  daemon.wait_for_output("n1 is ok");
+  daemon.send(SIGTERM);
+  daemon.finish();
+}
+
 TEST_F(HealthCommands, ADaemonThatStartsAnewContinuesFromTheLastVerdict) {
   write_file(root_ / "proc/sys/kernel/random/boot_id", "8f1c\n");
   NodeVerdict before = {.node = "n1",
@@ -143,6 +197,16 @@ TEST_F(HealthCommands, NumbersOutOfRangeAreRefused) {
     EXPECT_NE(finished.status, 0) << finished.output;
     EXPECT_THAT(finished.output, HasSubstr(arguments.back() + " is not a number from 0 to "));
   }
+}
+
+// The folder is another machine's. Its full disk must drain no node.
+TEST_F(HealthCommands, AFolderForRatesThatCannotBeWrittenMakesNoNodeBad) {
+  const fs::path in_the_way = write_file(scratch_ / "rates", "");
+  const Finished finished = check({"--active", "--check-on-cpu", "--rates", in_the_way.string()});
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("the node's rates are not recorded: "));
+  ASSERT_TRUE(read_active_check(folder_));
+  EXPECT_TRUE(read_active_check(folder_)->findings.empty());
 }
 
 // The verdicts lie in memory. The ledger must be there after a boot.

@@ -288,6 +288,24 @@ class CloudTest(unittest.TestCase):
         self.wait_for("no node, when none is needed", lambda: not self.on(), 60)
         self.assertEqual([node for node in Lab.NODES if not self.lab.is_on(node)], [])  # these are no cloud nodes
 
+    def test_a_node_that_the_cloud_refuses_is_asked_for_again_later(self):
+        def submit(nodes):
+            return self.lab.run("head", "sbatch", "--parsable", "-p", "cloud", "-N", nodes, "-o", self.log,
+                                "--wrap", "hostname").strip()
+
+        def is_done(job):
+            return "COMPLETED" in self.lab.run("head", "scontrol", "show", "job", job, check=False)
+
+        refusal = os.path.join(self.lab.folder, "cloud", f"refuse.{self.NODES[0]}")
+        open(refusal, "w").close()
+        open(self.log, "w").close()
+        job = submit(2)
+        self.wait_for("the end of a job on other nodes", lambda: is_done(job), 90)
+        self.assertNotIn(self.NODES[0], self.on())
+        os.remove(refusal)
+        job = submit(len(self.NODES))
+        self.wait_for("the end of a job on all nodes", lambda: is_done(job), 120)
+
 
 def main():
     global TESSERA

@@ -128,9 +128,10 @@ END
   chmod +x "$lab/etc/slurm/health_check.sh"
   cp "$repository"/recipes/slurm/tessera_{resume,suspend}.sh "$lab/etc/slurm"
   # slurmctld cannot start machines, because they are outside of its own machine. It writes a file, and `lab.sh cloud`
-  # acts on it.
+  # acts on it. The cloud refuses a node while there is a file refuse.NODE.
   cat >"$lab/etc/slurm/cloud_node.sh" <<END
 #!/bin/bash
+[[ \$1 == down || ! -e "$lab/cloud/refuse.\$2" ]] || exit 1
 touch "$lab/cloud/\$2.\$1"
 END
   chmod +x "$lab/etc/slurm/cloud_node.sh"

@@ -67,7 +67,7 @@ class Daemons:
             raise RuntimeError("too few nodes have passed their active check before anything was hurt")
 
     def active_check(self, node):
-        return self.tessera(node, "check", "--active", "--rates", self.rates)
+        return self.tessera(node, "check", "--active", "--check-on-cpu", "--rates", self.rates)
 
     def check(self, node):
         """Repairs the node, and then runs its active check."""

@@ -78,6 +78,32 @@ TEST_F(GpuProbe, FaultsAreFound) {
   }
 }
 
+// The GPUs behind a lost one keep their numbers, so that their counters are not compared with those of another GPU.
+TEST_F(GpuProbe, AGpuThatLosesItsHandleKeepsItsNumber) {
+  const std::string healthy = "count 3\n0 ecc 1\n1 ecc 2\n2 ecc 9\n1 link.0 1\n2 link.0 0\n";
+  set(healthy);
+  EXPECT_THAT(look(), IsEmpty());
+  set(healthy + "1 handle 15\n1 xid 79\n");
+  EXPECT_THAT(look(), ElementsAre("gpuLost GPU 1", "gpuXid GPU 1"));
+  EXPECT_EQ(evidence(), EvidenceKind::kHard);
+  const auto count = std::ranges::find_if(result_.measurements, [](const Measurement& one) {
+    return one.name == "gpu_xid_total" && one.labels.at("gpu") == "GPU 1";
+  });
+  ASSERT_NE(count, result_.measurements.end());
+  EXPECT_EQ(count->value, 1.0);
+  set(healthy + "1 handle 16\n");
+  probe_ = make_gpu_probe({.library = NVML_STUB});
+  EXPECT_THAT(look(), ElementsAre("gpuLost GPU 1"));
+  EXPECT_EQ(result_.findings.front().detail, "it must be reset");
+}
+
+TEST_F(GpuProbe, AGpuThatThisProcessMayNotOpenIsNotCounted) {
+  set("count 3\n1 handle 4\n2 temperature 95\n");
+  EXPECT_THAT(look(), ElementsAre("gpuTemperature GPU 2"));
+  EXPECT_EQ(result_.measurements.front().name, "gpus");
+  EXPECT_EQ(result_.measurements.front().value, 2.0);
+}
+
 TEST_F(GpuProbe, WhatUsesAGpuOfAnIdleNodeIsLeftOver) {
   set("count 2\n0 memory 5000000000\n1 memory 400000000\n1 process 4711\n");
   EXPECT_THAT(look(), IsEmpty());

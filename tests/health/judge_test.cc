@@ -124,6 +124,19 @@ TEST(Judge, AnActiveCheckThatPassesDoesNotHideAFaultThatIsStillThere) {
   EXPECT_EQ(level(judge, {}), HealthLevel::kOk);
 }
 
+// NVML often hangs when a GPU has fallen off the bus.
+TEST(Judge, AProbeThatCannotLookConfirmsNoCheck) {
+  Judge judge("n1", {});
+  level(judge, {kXid});
+  level(judge, {kXid});
+  judge.pass_active_check(2000.0);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(judge.judge({}, 2000.0, false).level, HealthLevel::kBad);
+  EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
+  EXPECT_EQ(judge.judge({}, 2000.0, false).level, HealthLevel::kBad);  // the polls must follow each other
+  EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
+  EXPECT_EQ(level(judge, {}), HealthLevel::kOk);
+}
+
 TEST(Judge, ABadNodeIsStillBadForTheNextDaemon) {
   Judge first("n1", {});
   level(first, {kXid});

@@ -102,6 +102,11 @@ TEST_F(NodeProbes, Ethernet) {
   remove("sys/class/net/eth0");
   remove("sys/class/net/veth1");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
+  // It may be a card that nobody needs.
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);
+  now_ += 700.0;
+  EXPECT_THAT(look(*probe), IsEmpty());
 }
 
 TEST_F(NodeProbes, AVirtualFunctionThatMovesIntoAContainerIsNoFault) {
@@ -109,8 +114,13 @@ TEST_F(NodeProbes, AVirtualFunctionThatMovesIntoAContainerIsNoFault) {
   set("sys/class/net/eth0v1/device/physfn/vendor", "0x15b3\n");
   set("sys/class/net/eth0v1/flags", "0x1003\n");
   set("sys/class/net/eth0v1/operstate", "up\n");
+  set("sys/class/infiniband/mlx5_1/device/physfn/vendor", "0x15b3\n");
+  set("sys/class/infiniband/mlx5_1/ports/1/state", "4: ACTIVE\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
   EXPECT_THAT(look(*probe), IsEmpty());
   remove("sys/class/net/eth0v1");
+  remove("sys/class/infiniband/mlx5_1");
   EXPECT_THAT(look(*probe), IsEmpty());
 }
 
@@ -125,6 +135,23 @@ TEST_F(NodeProbes, Disks) {
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
   remove("sys/class/nvme/nvme0");
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
+}
+
+TEST_F(NodeProbes, ADiskThatIsGoneIsHardEvidenceOnlyWhileItIsMounted) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  set("proc/mounts", "/dev/nvme1n1p2 /data ext4 rw 0 0\n");
+  for (const char* disk : {"nvme0", "nvme1", "nvme11"}) set(fmt::format("sys/class/nvme/{}/state", disk), "live\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/nvme/nvme11");  // a volume that somebody has detached
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(look(*probe), ElementsAre("diskState nvme11"));
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);
+  now_ += 700.0;
+  EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/nvme/nvme1");
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(look(*probe), ElementsAre("diskState nvme1"));
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kHard);
+  now_ += 700.0;
+  EXPECT_THAT(look(*probe), ElementsAre("diskState nvme1"));
 }
 
 TEST_F(NodeProbes, AMountOverAnotherOneIsNoFault) {
@@ -231,16 +258,78 @@ TEST_F(NodeProbes, AnXidInTheKernelLogProvesAsMuchAsThatOfNvml) {
   EXPECT_EQ(evidence.at(""), EvidenceKind::kSoft);
 }
 
+/// Returns the lines as the kernel's records, each with its priority, number, time and flag.
+std::string records(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += "2,1,1,-;" + line + "\n";
+  return text;
+}
+
+// Reports of AMD's decoder (mce_amd.c), of Intel's processors (mce/core.c), and of firmware (cper.c) about PCIe, memory
+// and processors.
+const std::vector<std::vector<std::string>> kCorrectedReports = {
+    {"mce: [Hardware Error]: Machine check events logged", "[Hardware Error]: Corrected error, no action required.",
+     "[Hardware Error]: CPU:2 (17:31:0) MC17_STATUS[Over|CE|MiscV|AddrV|-|-|SyndV|CECC|-|-|Scrub]: 0xdc2041000000011b",
+     "[Hardware Error]: Error Addr: 0x000000035e40f300",
+     "[Hardware Error]: IPID: 0x0000009600050f00, Syndrome: 0x09fd00400a801203",
+     "[Hardware Error]: Unified Memory Controller Ext. Error Code: 0, DRAM ECC error.",
+     "EDAC MC0: 1 CE Cannot decode normalized address on mc#0csrow#1channel#2 (csrow:1 channel:2 page:0x0 offset:0x0)",
+     "[Hardware Error]: cache level: L3/GEN, tx: GEN, mem-tx: RD"},
+    {"mce: [Hardware Error]: Machine check events logged",
+     "mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 7: 8c00004000010090",
+     "mce: [Hardware Error]: TSC 0 ADDR 2f4ec6d80 MISC 200401c089801086 ",
+     "mce: [Hardware Error]: PROCESSOR 0:606a6 TIME 1764000000 SOCKET 0 APIC 0 microcode d0003a5"},
+    {"{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
+     "{1}[Hardware Error]: It has been corrected by h/w and requires no further action",
+     "{1}[Hardware Error]: event severity: corrected", "{1}[Hardware Error]:  Error 0, type: corrected",
+     "{1}[Hardware Error]:   section_type: PCIe error", "{1}[Hardware Error]:   port_type: 4, root port",
+     "{1}[Hardware Error]:   version: 3.0", "{1}[Hardware Error]:   command: 0x0547, status: 0x4010",
+     "{1}[Hardware Error]:   device_id: 0000:40:01.1", "{1}[Hardware Error]:   slot: 1",
+     "{1}[Hardware Error]:   secondary_bus: 0x41", "{1}[Hardware Error]:   vendor_id: 0x1022, device_id: 0x14ab",
+     "{1}[Hardware Error]:   class_code: 060400",
+     "{1}[Hardware Error]:   bridge: secondary_status: 0x2000, control: 0x0012",
+     "{1}[Hardware Error]:   aer_uncor_status: 0x00000000, aer_uncor_mask: 0x04500000",
+     "{1}[Hardware Error]:   aer_uncor_severity: 0x004e2030"},
+    {"{2}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 1",
+     "{2}[Hardware Error]: It has been corrected by h/w and requires no further action",
+     "{2}[Hardware Error]: event severity: corrected", "{2}[Hardware Error]:  Error 0, type: corrected",
+     "{2}[Hardware Error]:   section_type: IA32/X64 processor error",
+     "{2}[Hardware Error]:   Error Structure Type: cache error",
+     "{2}[Hardware Error]:   Check Information: 0x0000000000c000ff", "{2}[Hardware Error]:    Uncorrected: false"},
+};
+const std::vector<std::vector<std::string>> kUncorrectedReports = {
+    {"mce: [Hardware Error]: Machine check events logged", "[Hardware Error]: Uncorrected, software restartable error.",
+     "[Hardware Error]: CPU:1 (19:1:1) MC0_STATUS[-|UE|MiscV|AddrV|-|-|SyndV|UECC|-|Poison|-]: 0xbc002800000c0135",
+     "[Hardware Error]: Error Addr: 0x00000001d0b4f240",
+     "[Hardware Error]: Load Store Unit Ext. Error Code: 12, DC Data error type 1 and poison consumption."},
+    {"[Hardware Error]: Deferred error, no action required.",
+     "[Hardware Error]: CPU:0 (19:1:1) MC21_STATUS[-|-|MiscV|AddrV|-|-|SyndV|UECC|Deferred|-|-]: 0x9c2030000001011b",
+     "[Hardware Error]: Unified Memory Controller Ext. Error Code: 1, DRAM ECC error."},
+    {"mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 1: bd80000000100134",
+     "mce: [Hardware Error]: RIP 33:<00000000004011d6> ", "mce: [Hardware Error]: TSC 1f2 ADDR 2f4ec6d80 MISC 86 "},
+    {"{3}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 2",
+     "{3}[Hardware Error]: event severity: recoverable", "{3}[Hardware Error]:  Error 0, type: recoverable",
+     "{3}[Hardware Error]:   section_type: memory error", "{3}[Hardware Error]:   physical_address: 0x00000001d0b4f240",
+     "{3}[Hardware Error]:   error_type: 3, multi-bit ECC"},
+    {"{4}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
+     "{4}[Hardware Error]: event severity: fatal", "{4}[Hardware Error]:  Error 0, type: fatal",
+     "{4}[Hardware Error]:   section_type: PCIe error", "{4}[Hardware Error]:   port_type: 4, root port",
+     "{4}[Hardware Error]:   aer_uncor_status: 0x00040000, aer_uncor_mask: 0x04500000"},
+};
+
 TEST_F(NodeProbes, CorrectedErrorsInTheKernelLogAreNoFinding) {
   set("dev/kmsg", "");
   const auto probe = make_kernel_log_probe(sysroot_);
   std::ofstream log(root_ / "dev/kmsg", std::ios::app);
-  log << "6,1,1,-;{1}[Hardware Error]: It has been corrected by h/w and requires no further action\n"
-         "6,2,2,-;[Hardware Error]: Corrected error, no action required.\n"
-      << std::flush;
-  EXPECT_THAT(look(*probe), IsEmpty());
-  log << "3,3,3,-;[Hardware Error]: Uncorrected, software restartable error.\n" << std::flush;
-  EXPECT_THAT(look(*probe), ElementsAre("kernelHardwareError"));
+  for (const std::vector<std::string>& report : kCorrectedReports) {
+    log << records(report) << std::flush;
+    EXPECT_THAT(look(*probe), IsEmpty()) << report.at(1);
+  }
+  for (const std::vector<std::string>& report : kUncorrectedReports) {
+    log << records(report) << std::flush;
+    EXPECT_THAT(look(*probe), ElementsAre("kernelHardwareError")) << report.front();
+    probe->forget();
+  }
 }
 
 TEST_F(NodeProbes, Leftovers) {

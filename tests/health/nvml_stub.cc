@@ -5,7 +5,8 @@
 //   3 KEY VALUE            a value of GPU 3. The keys are: temperature, power (mW), throttle, ecc, remap.pending,
 //                          remap.failure, link.N (1 up, 0 down), field.ID or field.ID.SCOPE, lost (15 or 16), xid,
 //                          sram (1: worn out), fabric.state, fabric.status, fabric.health, memory (bytes in use),
-//                          process (its id; a GPU may have several such lines)
+//                          process (its id; a GPU may have several such lines),
+//                          handle (the status with which NVML refuses its handle)
 // A key that is missing is not supported. Each line `xid` is an event that occurs once.
 #include <unistd.h>
 
@@ -99,6 +100,9 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  for (const Line& line : lines()) {
+    if (line.gpu == static_cast<int>(index) && line.key == "handle") return static_cast<int>(line.value);
+  }
   *device = reinterpret_cast<void*>(static_cast<std::intptr_t>(index) + 1);
   return kSuccess;
 }

@@ -3,6 +3,7 @@
 
     monitoring_test.py TESSERA NVML_STUB
 """
+import fnmatch
 import http.server
 import json
 import os
@@ -134,13 +135,35 @@ class Monitoring(unittest.TestCase):
         for text in self.texts:
             self.assertNotRegex(text, r"(?i)key=|token=|password|endpoint")
 
+    def test_every_metric_is_in_the_documentation(self):
+        with open(os.path.join(ROOT, "docs", "metrics.md")) as file:
+            rows = dict(re.findall(r"^\| `(tessera_\w+_)` \| (.*) \|$", file.read(), re.M))
+        self.assertEqual(len(rows), 3)
+        documented = [prefix + name for prefix, names in rows.items() for name in re.findall(r"`([\w*]+)`", names)]
+        unknown = [name for name in self.names if not any(fnmatch.fnmatch(name, known) for known in documented)]
+        self.assertEqual(unknown, [])
+
+    def test_dashboards_of_a_run_show_one_run(self):
+        """Each run is a scrape job. Lines of two runs would have the same name."""
+        metrics = {"run.json": "tessera_train_step", "incidents.json": "tessera_launch_step"}
+        for name, board in dashboards():
+            if name not in metrics:
+                continue
+            job = board["templating"]["list"][1]
+            self.assertEqual(job["query"]["query"], f"label_values({metrics[name]}, job)")
+            for panel in board["panels"]:
+                for target in panel["targets"]:
+                    selectors = re.findall(r"\btessera_\w+({[^}]*})?", target["expr"])
+                    self.assertEqual(set(selectors), {'{job="$job"}'}, f"{name}, {panel['title']}")
+
     def test_dashboards_are_whole(self):
         seen = set()
         for name, board in dashboards():
             with self.subTest(name):
                 self.assertNotIn(board["uid"], seen)
                 seen.add(board["uid"])
-                self.assertEqual([v["name"] for v in board["templating"]["list"]], ["datasource"])
+                variables = [variable["name"] for variable in board["templating"]["list"]]
+                self.assertEqual(variables, ["datasource"] if name == "nodes.json" else ["datasource", "job"])
                 ids = [panel["id"] for panel in board["panels"]]
                 self.assertEqual(len(ids), len(set(ids)))
                 cells = set()
@@ -247,8 +270,9 @@ class RealAlert(unittest.TestCase):
         self.write("gpus", "count 1\n0 xid 79\n")
         self.wait_for(("NodeBad", "firing"))
         self.write("gpus", "count 1\n")
-        subprocess.run([TESSERA, "health", "check", "--active", "--folder", self.path("health"), "--nvml", NVML_STUB,
-                        "--sysroot", self.path("root")], env={**os.environ, "TESSERA_NVML_STUB": self.path("gpus")},
+        subprocess.run([TESSERA, "health", "check", "--active", "--check-on-cpu", "--folder", self.path("health"),
+                        "--nvml", NVML_STUB, "--sysroot", self.path("root")],
+                       env={**os.environ, "TESSERA_NVML_STUB": self.path("gpus")},
                        stdout=subprocess.DEVNULL, check=True)
         self.wait_for(("NodeBad", "resolved"))
 

@@ -106,6 +106,33 @@ class Recipes(unittest.TestCase):
             for option in re.findall(r"--[\w-]+", words.group(2)):
                 self.assertIn(option, known)
 
+    def test_programs_for_slurm_read_their_settings_from_a_file(self):
+        """Slurm passes them none of the variables that slurmd has."""
+        for name, option in (("tessera_health.sh", "--max-drained 7"), ("tessera_prolog.sh", "--rates /shared/rates")):
+            with tempfile.TemporaryDirectory() as folder:
+                settings, script = os.path.join(folder, "settings"), os.path.join(folder, name)
+                with open(os.path.join(SLURM, name)) as file, open(script, "w") as copy:
+                    copy.write(file.read().replace("/etc/default/tessera", settings))
+                with open(os.path.join(folder, "tessera.sh"), "w") as file:
+                    file.write('#!/bin/sh\necho "$@"\n')
+                os.chmod(os.path.join(folder, "tessera.sh"), 0o755)
+                without = run("bash", script, env={})
+                self.assertEqual(without.returncode, 0, without.stdout)
+                self.assertNotIn(option, without.stdout)
+                with open(settings, "w") as file:
+                    file.write("TESSERA_MAX_DRAINED=7\nTESSERA_RATES=/shared/rates\n")
+                self.assertIn(option, run("bash", script, env={}).stdout)
+
+    def test_the_files_for_slurm_set_no_key_twice(self):
+        """Of several lines with a key Slurm takes the last, without a word."""
+        keys = []
+        for name in ("slurm.conf", "slurm_cloud.conf"):
+            with open(os.path.join(SLURM, name)) as file:
+                keys += re.findall(r"^(\w+)=", file.read(), re.M)
+        self.assertEqual(sorted(keys), sorted(set(keys)))
+        with open(os.path.join(SLURM, "slurm_cloud.conf")) as file:
+            self.assertIn("permit_job_expansion", file.read())
+
     def test_only_cloud_nodes_are_ended_when_they_are_idle(self):
         """tests/cluster tests with Slurm that a partition's SuspendTime ends its nodes, and no others."""
         with open(os.path.join(SLURM, "slurm_cloud.conf")) as file:

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "app/cli/commands.h"
@@ -48,7 +49,7 @@ struct HealthOptions {
   std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name(), address, rates;
   GpuProbeOptions gpu;
   double period = 5.0, probe_limit = kProbeLimit;
-  bool is_active = false, is_before_job = false, as_json = false, for_slurm = false, for_npd = false;
+  bool is_active = false, is_before_job = false, on_cpu = false, as_json = false, for_slurm = false, for_npd = false;
   ActiveCheckOptions active;
   int max_drained = 1;
 };
@@ -71,11 +72,41 @@ std::string finding_line(const Finding& finding) {
                      finding.part.empty() ? "" : ", ", finding.part, finding.detail);
 }
 
-/// Runs the active checks, and compares the rates with the expected ones or with those of the node's peers.
-ProbeResult check_actively(const HealthOptions& options) {
+/// Returns how many GPUs the node has: as many as NVML counts, or as are expected. Returns nullopt if that is unknown.
+std::optional<int> count_gpus(const HealthOptions& options, const std::vector<ProbeRunner::Outcome>& outcomes) {
+  std::optional<int> count;
+  if (options.gpu.expected_gpus > 0) count = options.gpu.expected_gpus;
+  for (const ProbeRunner::Outcome& outcome : outcomes) {
+    for (const Measurement& measurement : outcome.result.measurements) {
+      if (measurement.name == kGpuCountName) count = std::max(count.value_or(0), static_cast<int>(measurement.value));
+    }
+  }
+  return count;
+}
+
+/// Returns how many of `num_gpus` GPUs CUDA shows to this process. Slurm's Prolog gets CUDA_VISIBLE_DEVICES with the
+/// GPUs of the job. The list ends at the first word that names no GPU, such as -1.
+int visible_gpus(int num_gpus) {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return num_gpus;
+  int num_visible = 0;
+  std::istringstream words(visible);
+  for (std::string word; std::getline(words >> std::ws, word, ',');) {
+    const bool is_index = !word.empty() && word.front() >= '0' && word.front() <= '9';
+    if (!is_index && !word.starts_with("GPU-") && !word.starts_with("MIG-")) break;
+    ++num_visible;
+  }
+  return std::min(num_gpus, num_visible);
+}
+
+/// Runs the active checks, and compares the rates with the expected ones or with those of the node's peers. CUDA should
+/// be able to use `num_gpus` GPUs. A node without any is checked on its CPU.
+ProbeResult check_actively(const HealthOptions& options, int num_gpus) {
   ActiveCheckOptions active = options.active;
-  active.device = cuda::available() ? Device::kCuda : Device::kCpu;
-  const std::string processor = active.device == Device::kCuda ? cuda::gpu_name() : processor_name();
+  active.device = !options.on_cpu && (num_gpus > 0 || cuda::available()) ? Device::kCuda : Device::kCpu;
+  active.num_gpus = num_gpus;
+  const bool has_gpu = active.device == Device::kCuda && cuda::available();
+  const std::string processor = has_gpu ? cuda::gpu_name() : processor_name();
   if (!options.rates.empty()) {
     if (const std::optional<ActiveRates> peers = find_peer_rates(options.rates, options.node, processor)) {
       if (active.expected_gemm_tflops == 0.0) active.expected_gemm_tflops = peers->gemm_tflops;
@@ -89,7 +120,11 @@ ProbeResult check_actively(const HealthOptions& options) {
       if (measurement.name == kGemmRateName) rates.gemm_tflops = measurement.value;
       if (measurement.name == kCopyRateName) rates.copy_gb_per_s = measurement.value;
     }
-    write_rates(options.rates, options.node, rates);
+    try {
+      write_rates(options.rates, options.node, rates);
+    } catch (const Error& error) {  // a full or broken disk elsewhere says nothing about this node
+      spdlog::warn("the node's rates are not recorded: {}", error.what());
+    }
   }
   return result;
 }
@@ -115,11 +150,15 @@ ProbeRunner::Outcome ask_daemon(const HealthOptions& options) {
   return outcome;
 }
 
-/// Tells the daemon what the active check has found.
-void report_active_check(const HealthOptions& options, const std::vector<Finding>& findings) {
+/// Tells the daemon what the active check has found. A check that passes counts only if it has checked all GPUs.
+void report_active_check(const HealthOptions& options, const std::vector<Finding>& findings, bool checks_all) {
   // A job that begins is no repair, so its check must not return a bad node, nor forget what happened on another one.
   if (options.is_before_job && findings.empty()) return;
   if (!fs::is_directory(options.folder)) return;  // no daemon is there
+  if (!checks_all && findings.empty()) {
+    spdlog::warn("this check returns no node: the number of GPUs is unknown, or CUDA_VISIBLE_DEVICES hides some");
+    return;
+  }
   try {
     write_active_check(options.folder, unix_time(), findings);
   } catch (const Error& error) {
@@ -136,7 +175,9 @@ int check_node(const HealthOptions& options) {
   if (options.is_active && !options.is_before_job) {
     for (Finding& finding : outcomes.back().result.findings) finding.evidence = EvidenceKind::kAlert;
   }
-  if (options.is_active) outcomes.push_back({.probe = "active check", .result = check_actively(options)});
+  const std::optional<int> num_gpus = count_gpus(options, outcomes);
+  const int num_visible = visible_gpus(num_gpus.value_or(0));
+  if (options.is_active) outcomes.push_back({.probe = "active check", .result = check_actively(options, num_visible)});
   bool is_bad = false;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   std::string text;
@@ -160,7 +201,8 @@ int check_node(const HealthOptions& options) {
     }
   }
   std::cout << (options.as_json ? json_text(json, 2) + "\n" : text) << std::flush;
-  if (options.is_active) report_active_check(options, outcomes.back().result.findings);
+  const bool checks_all = options.on_cpu || num_visible == num_gpus;
+  if (options.is_active) report_active_check(options, outcomes.back().result.findings, checks_all);
   return is_bad ? 1 : 0;
 }
 
@@ -217,10 +259,16 @@ class Daemon {
     const bool has_passed = take_active_check();
     std::vector<Finding> findings = active_findings_;
     std::map<std::string, std::string> failures;  // by probe
+    bool is_complete = true;                      // whether all probes have looked that could look before
     const std::vector<ProbeRunner::Outcome> outcomes = runner_.look(clock_.seconds(), has_passed);
     for (const ProbeRunner::Outcome& outcome : outcomes) {
       findings.insert(findings.end(), outcome.result.findings.begin(), outcome.result.findings.end());
-      if (!outcome.failure.empty()) failures[outcome.probe] = outcome.failure;
+      if (outcome.failure.empty()) {
+        could_look_.insert(outcome.probe);
+      } else {
+        failures[outcome.probe] = outcome.failure;
+        is_complete = is_complete && !could_look_.contains(outcome.probe);
+      }
     }
     for (const auto& [probe, failure] : failures) {
       if (!failures_.contains(probe)) spdlog::warn("a probe cannot look: {}: {}", probe, failure);
@@ -229,7 +277,7 @@ class Daemon {
       if (!failures.contains(probe)) spdlog::info("the probe can look again: {}", probe);
     }
     failures_ = std::move(failures);
-    NodeVerdict verdict = judge_.judge(findings, unix_time());
+    NodeVerdict verdict = judge_.judge(findings, unix_time(), is_complete);
     verdict.boot_id = boot_id_;
     if (verdict.level != level_) {
       spdlog::log(verdict.level == HealthLevel::kOk ? spdlog::level::info : spdlog::level::warn, "{} is {}{}{}",
@@ -304,6 +352,7 @@ class Daemon {
   Stopwatch clock_;
   HealthLevel level_ = HealthLevel::kOk;
   std::map<std::string, std::string> failures_;  // of the last poll, by probe
+  std::set<std::string> could_look_;             // probes that have looked at least once
   double active_check_ = unix_time();  // of the last check that was read; checks before the daemon's start do not count
   std::vector<Finding> active_findings_;  // findings of that check
 };
@@ -391,6 +440,8 @@ void add_health_commands(CLI::App& app, int& status) {
   check_command->add_flag("--json", options->as_json, "Print JSON, with all readings");
   check_command->add_flag("--active", options->is_active,
                           "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
+  check_command->add_flag("--check-on-cpu", options->on_cpu,
+                          "With --active: check the CPU in place of the GPUs, for tests without CUDA");
   check_command->add_flag("--before-job", options->is_before_job,
                           "For a Prolog: a bad verdict counts, and a check that passes returns no node");
   check_command->add_flag("--idle", options->gpu.is_idle,
