@@ -157,9 +157,8 @@ void report_active_check(const HealthOptions& options, const std::vector<Finding
   if (!fs::is_directory(options.folder)) return;  // no daemon is there
   if (!checks_all && findings.empty()) {
     spdlog::warn(
-        "this check returns no node: the number of GPUs is unknown, or CUDA_VISIBLE_DEVICES hides some; --gpus says "
-        "how "
-        "many there are, and --check-on-cpu that there are none");
+        "this check returns no node: the number of GPUs is unknown (--gpus says it), or CUDA_VISIBLE_DEVICES hides "
+        "some");
     return;
   }
   try {
@@ -443,7 +442,8 @@ void add_health_commands(CLI::App& app, int& status) {
   check_command->add_flag("--json", options->as_json, "Print JSON, with all readings");
   check_command->add_flag("--active", options->is_active,
                           "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
-  check_command->add_flag("--check-on-cpu", options->on_cpu, "With --active: check the CPU, on a node without GPUs");
+  check_command->add_flag("--check-on-cpu", options->on_cpu,
+                          "With --active: check the CPU in place of the GPUs, for tests without CUDA");
   check_command->add_flag("--before-job", options->is_before_job,
                           "For a Prolog: a bad verdict counts, and a check that passes returns no node");
   check_command->add_flag("--idle", options->gpu.is_idle,
