@@ -55,7 +55,8 @@ GPUS_STEPS = [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "bench/gpus.py", "bench
 SOURCES = {
     "suites": [*KERNELS, *MODEL, *COMMUNICATION, "src/device/cuda*", "src/generate/*",
                *DECODING, "src/ops/kit/call_stream.*", "tests/*/*cuda*", "tests/ops/*/*cuda*",
-               "tests/*/gpu_*", "tests/gpu_delay.*", "tests/ops/parity.h", "tests/step/mesh_gradients.h",
+               "tests/*/gpu_*", "!tests/health/*", "tests/gpu_delay.*", "tests/ops/parity.h",
+               "tests/step/mesh_gradients.h",
                "tests/step/text_gradients.h", "tests/ep/whole_calls.h", "tests/comm/gin_plugin.cc"],
     "steps": [*TRAINING_KERNELS, *MODEL, "bench/gpu.py"],
     "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/gemm/grouped_gemm_cuda.cu",
@@ -201,7 +202,8 @@ def make(args):
         logs.append(run("compute_sanitizer.sh", [ROOT / "tests/compute_sanitizer.sh", build, args.sanitizer]))
     on_all = ["--tessera", tessera, "--ranks", str(sum(key.startswith("GPU ") for key in machine))]
     if args.faults:
-        logs.append(run("gpu_faults.py", [sys.executable, ROOT / "tests/gpu_faults.py", *on_all, "--only", args.faults]))
+        logs.append(run("gpu_faults.py",
+                        [sys.executable, ROOT / "tests/gpu_faults.py", *on_all, "--only", args.faults]))
     if args.backends:
         logs.append(run("gpu_backends.py", [sys.executable, ROOT / "tests/gpu_backends.py", *on_all]))
     if args.forecast:

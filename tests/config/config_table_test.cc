@@ -1,5 +1,6 @@
 #include "config/config_table.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -284,10 +285,10 @@ TEST(ConfigTable, AKeyOfVeryManyPartsIsRefusedBeforeItOverflowsTheStack) {
   s.table().apply_toml("[second]  # 1.2.3.4.5.6.7.8.9.10\nname = \"\\\"1.2.3.4.5.6.7.8.9.10.11\"\n", "file");
   EXPECT_EQ(s.name, "\"1.2.3.4.5.6.7.8.9.10.11");
   for (const std::string quotes : {"\"\"\"", "'''"}) {
-    s.table().apply_toml("[second]\nname = " + quotes + "1\n'2' \"2\" ........... 3" + quotes + "\n", "file");
+    s.table().apply_toml(fmt::format("[second]\nname = {0}1\n'2' \"2\" ........... 3{0}\n", quotes), "file");
     EXPECT_EQ(s.name, "1\n'2' \"2\" ........... 3");
-    expect_error([&] { s.table().apply_toml("a = " + quotes + "1" + quotes + "\n" + key + " = 1\n", "file"); },
-                 {"file:2", "parts"});
+    const std::string text = fmt::format("a = {0}1{0}\n{1} = 1\n", quotes, key);
+    expect_error([&] { s.table().apply_toml(text, "file"); }, {"file:2", "parts"});
   }
 }
 
