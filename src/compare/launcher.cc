@@ -111,12 +111,13 @@ std::optional<RunRecord> found_run(const PlannedRun& run) {
 
 bool is_baseline(const PlannedRun& run, const std::vector<SideSpec>& specs) { return run.side == &specs.front(); }
 
-/// Returns whether the run needs no training. Throws Error if its content makes the comparison impossible.
-bool has_ended(const PlannedRun& run, const std::vector<SideSpec>& specs) {
-  const std::optional<RunRecord> found = found_run(run);
-  if (!found || !found->ended()) return false;
+/// Returns the run if it has ended, so that it needs no training. Throws Error if its content makes the comparison
+/// impossible.
+std::optional<RunRecord> ended_run(const PlannedRun& run, const std::vector<SideSpec>& specs) {
+  std::optional<RunRecord> found = found_run(run);
+  if (!found || !found->ended()) return {};
   if (is_baseline(run, specs)) require_sound_baseline({run.side->label, {*found}});
-  return true;
+  return found;
 }
 
 /// Throws Error if a folder is on two sides, or a run would be started in a side's folder: it would be compared with
@@ -179,16 +180,18 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   });
   progress.clear();
   if (stop.count != 0) return;
-  if (status == static_cast<int>(ExitStatus::kNonFinite) && has_ended(run, specs) && found_run(run)->broken()) {
-    const Break broken = *found_run(run)->broken();
-    spdlog::warn("the run of '{}' with debug.seed = {} broke down: its {} is not finite at step {}", run.side->label,
-                 run.expected.seed(), broken.what, broken.step);
-    return;
+  if (status == static_cast<int>(ExitStatus::kNonFinite)) {
+    const std::optional<RunRecord> ended = ended_run(run, specs);
+    if (const auto broken = ended ? ended->broken() : std::nullopt) {
+      spdlog::warn("the run of '{}' with debug.seed = {} broke down: its {} is not finite at step {}", run.side->label,
+                   run.expected.seed(), broken->what, broken->step);
+      return;
+    }
   }
   require(status == 0, "the run of '{}' with debug.seed = {} failed with exit status {}; its log '{}' ends with{}",
           run.side->label, run.expected.seed(), status, log.string(), last_lines(log));
-  require(has_ended(run, specs), "the run in '{}' ended before step {}; its log '{}' ends with{}", run.folder.string(),
-          run.expected.num_steps(), log.string(), last_lines(log));
+  require(ended_run(run, specs).has_value(), "the run in '{}' ended before step {}; its log '{}' ends with{}",
+          run.folder.string(), run.expected.num_steps(), log.string(), last_lines(log));
 }
 
 }  // namespace
@@ -199,12 +202,12 @@ int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& option
   const std::vector<PlannedRun> runs = plan_runs(specs, options);
   for (const PlannedRun& run : runs) run.side->runs.push_back(run.folder);
   require_distinct_folders(specs);
-  for (const PlannedRun& run : runs) has_ended(run, specs);  // throws Error now, and not when the run's turn comes
+  for (const PlannedRun& run : runs) ended_run(run, specs);  // throws Error now, and not when the run's turn comes
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const PlannedRun& run = runs[i];
     const std::string name =
         fmt::format("run {} of {}: {}, seed {}", i + 1, runs.size(), run.side->label, run.expected.seed());
-    if (has_ended(run, specs)) {
+    if (ended_run(run, specs)) {
       spdlog::info("{}: is there, in '{}'", name, run.folder.string());
       continue;
     }
