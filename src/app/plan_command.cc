@@ -298,8 +298,9 @@ struct TimeCommand {
   /// and r the restart (Young and Daly's model).
   double effective_part(double minutes) const {
     if (hours_between_failures == 0.0) return 1.0;
-    const double checkpoints_per_failure = minutes / (60.0 * hours_between_failures);
-    const double training = minutes == 0.0 ? 1.0 : checkpoints_per_failure / std::expm1(checkpoints_per_failure);
+    const double failures_between_checkpoints = minutes / (60.0 * hours_between_failures);
+    const double training =
+        minutes == 0.0 ? 1.0 : failures_between_checkpoints / std::expm1(failures_between_checkpoints);
     return training / (1.0 + restart_minutes / (60.0 * hours_between_failures));
   }
 

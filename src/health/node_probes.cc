@@ -116,18 +116,21 @@ class NetworkProbe : public Probe {
                                    .detail = fmt::format("runs at {} Gb/s, and ran at {}", *rate, highest)});
       }
     }
-    constexpr std::array kCounters = {"symbol_error",    "link_error_recovery",         "link_downed",
-                                      "port_rcv_errors", "local_link_integrity_errors", "port_xmit_discards"};
-    for (const char* counter : kCounters) {
+    constexpr std::string_view kDiscards = "port_xmit_discards";  // congestion raises it, which is no error of the port
+    constexpr std::array<std::string_view, 6> kCounters = {
+        "symbol_error",    "link_error_recovery",         "link_downed",
+        "port_rcv_errors", "local_link_integrity_errors", kDiscards};
+    for (const std::string_view counter : kCounters) {
       const auto value = sysroot_.number(fmt::format("{}/counters/{}", folder, counter));
       if (!value) continue;
       result.measurements.push_back({.name = "infiniband_errors_total",
                                      .help = "Error counters of the port",
-                                     .labels = {{"port", part}, {"counter", counter}},
+                                     .labels = {{"port", part}, {"counter", std::string(counter)}},
                                      .value = static_cast<double>(*value),
                                      .is_counter = true});
-      const double rate = rates_.per_minute(part + counter, static_cast<double>(*value), now);
-      judge_rate("networkErrors", part, counter, rate, limits_.network_errors_per_minute, result.findings);
+      if (counter == kDiscards) continue;
+      const double rate = rates_.per_minute(fmt::format("{}{}", part, counter), static_cast<double>(*value), now);
+      judge_rate("networkErrors", part, std::string(counter), rate, limits_.network_errors_per_minute, result.findings);
     }
   }
 

@@ -59,6 +59,10 @@ TEST_F(NodeProbes, InfiniBand) {
   EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);
   now_ += 60.0;
   EXPECT_THAT(look(*probe), IsEmpty());  // the counter does not rise any more
+  set_port("counters/port_xmit_discards", "0\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set_port("counters/port_xmit_discards", "1000000\n");
+  EXPECT_THAT(look(*probe), IsEmpty());  // congestion is no error of the port
   set_port("state", "1: DOWN\n");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink mlx5_0 port 1"));
   EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kHard);
