@@ -312,6 +312,8 @@ struct TimeCommand {
   WholeRun whole_run(const JobConfig& job, double step_seconds, double rate, double dollars) const {
     const double minutes = hours_between_failures > 0.0 ? minutes_between(job, step_seconds) : 0.0;
     const double part = effective_part(minutes);
+    require(part > 1e-6, "a failure every {:g} hours and a checkpoint every {:.0f} minutes: this run never ends",
+            hours_between_failures, minutes);
     return {minutes, part, tokens_of_run / rate / num_ranks / 86400.0 / part, dollars * tokens_of_run * 1e-9 / part};
   }
 

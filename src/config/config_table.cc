@@ -176,7 +176,11 @@ void check_dotted_keys(std::string_view text, const std::string& source) {
       continue;
     } else if (c == '"' || c == '\'') {
       if (quote == 0) has_lines = is_triple;
-      if (has_lines) i += 2;
+      if (has_lines) {
+        i += 2;
+        // One or two quotes before the closing ones belong to the text.
+        for (int more = 0; quote != 0 && more < 2 && i + 1 < text.size() && text[i + 1] == c; ++more) ++i;
+      }
       quote = quote != 0 ? '\0' : c;
       if (quote == 0) has_lines = false;
     } else if (c == '#') {

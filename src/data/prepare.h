@@ -37,10 +37,10 @@ struct PrepareResult {
 /// document that would take it beyond `shard_tokens`, but it has at least one document. The result does not depend on
 /// the number of threads. Memory holds some 10 MB of text and its tokens, and the largest document.
 ///
-/// Throws Error if a split needs more than `max_shards` shards. It throws Error if `output` exists. With `overwrite` it
-/// does so only if `output` holds anything but a dataset. Also throws it if `output` is within a folder of `inputs`, or
-/// is being written by another process. Finally it throws it if a file is not text, or if no document is left for
-/// "train".
+/// Throws Error if
+/// - `output` exists (with `overwrite`: and holds anything but a dataset), lies within a folder of `inputs`, or is being
+///   written by another process;
+/// - a file is not text, no document is left for "train", or a split needs more than `max_shards` shards.
 PrepareResult prepare_dataset(const PrepareOptions& options);
 
 }  // namespace tessera::data

@@ -23,10 +23,9 @@ std::string describe(const Finding& finding) {
 }
 
 /// Returns the signal in whose place another one counts, because both report the same event: the driver writes an XID
-/// to NVML and to the kernel's log, and a memory error is in EDAC's counters and in the log.
+/// to NVML and to the kernel's log.
 std::string event_of(const std::string& signal) {
-  if (signal == "kernelXid" || signal == "gpuRowRemapPending") return "gpuXid";
-  return signal == "kernelHardwareError" ? "memoryCorrected" : signal;
+  return signal == "kernelXid" || signal == "gpuRowRemapPending" ? "gpuXid" : signal;
 }
 
 /// Returns the reason for draining a node as one line. Slurm does not limit reasons, but they should stay short.

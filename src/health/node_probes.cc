@@ -188,6 +188,11 @@ class DiskProbe : public Probe {
       const std::optional<std::string> state = sysroot_.text(fmt::format("/sys/class/nvme/{}/state", disk));
       if (!state || state->empty()) continue;
       disks_there.insert(disk);
+      if (has_holders(disk)) {
+        held_.insert(disk);
+      } else {
+        held_.erase(disk);
+      }
       judge_disk(disk, *state, result.findings);
     }
     for (const std::string& disk : disks_.missing(disks_there)) look_for_gone(disk, mounted, now, result.findings);
@@ -206,18 +211,32 @@ class DiskProbe : public Probe {
                         .detail = fmt::format("the disk was live, and is '{}' now", state)});
   }
 
-  /// Judges a disk that is gone. If it is not mounted, somebody may have detached it.
+  /// Returns whether a disk, or a partition of it, is a part of a RAID, a logical volume or the like.
+  bool has_holders(const std::string& disk) const {
+    for (const std::string& block : sysroot_.names("/sys/block")) {
+      if (!block.starts_with(disk + "n")) continue;
+      const std::string folder = fmt::format("/sys/block/{}", block);
+      if (!sysroot_.names(folder + "/holders").empty()) return true;
+      for (const std::string& part : sysroot_.names(folder)) {
+        if (part.starts_with(block) && !sysroot_.names(fmt::format("{}/{}/holders", folder, part)).empty()) return true;
+      }
+    }
+    return false;
+  }
+
+  /// Judges a disk that is gone. If it was neither mounted nor a part of a volume, somebody may have detached it.
   void look_for_gone(const std::string& disk, const std::set<std::string>& mounted, double now,
                      std::vector<Finding>& findings) {
     const std::string device = fmt::format("/dev/{}n", disk);  // of "nvme0" the namespace "/dev/nvme0n1"
-    if (std::ranges::any_of(mounted, [&](const std::string& name) { return name.starts_with(device); })) {
+    if (held_.contains(disk) ||
+        std::ranges::any_of(mounted, [&](const std::string& name) { return name.starts_with(device); })) {
       return judge_disk(disk, "gone", findings);
     }
     gone_.add({.signal = "diskState",
                .part = disk,
                .evidence = EvidenceKind::kSoft,
                .limit = 1.0,
-               .detail = "the disk was live, and is gone now, and is not mounted"},
+               .detail = "the disk was live, and is gone now, and nobody used it"},
               now);
     disks_.forget(disk);
   }
@@ -273,7 +292,8 @@ class DiskProbe : public Probe {
   std::vector<fs::path> folders_;
   NodeLimits limits_;
   KnownGood disks_, mounts_;
-  HeldEvents gone_;  // disks
+  std::set<std::string> held_;  // disks that are parts of volumes
+  HeldEvents gone_;             // disks
   CounterRates rates_;
 };
 

@@ -150,8 +150,9 @@ std::string draw_legend(const PipelineSchedule& schedule) {
 std::string to_text(const PipelineSchedule& schedule, const PipelineTiming& timing) {
   const double slot = shortest_action(timing), num_slots = std::round(timing.makespan / slot);
   if (num_slots > kMaxTextSlots || num_slots * schedule.num_ranks > kMaxTextCells) {
-    return fmt::format("{:.0f} time slots of {} ranks are too many to draw, expected {} or fewer, and {} in all\n",
-                       num_slots, schedule.num_ranks, kMaxTextSlots, kMaxTextCells);
+    return fmt::format(
+        "{:.0f} time slots of {} ranks are too many to draw, expected {} slots or fewer, and a product of {} or less\n",
+        num_slots, schedule.num_ranks, kMaxTextSlots, kMaxTextCells);
   }
   std::size_t width = 0;  // of a slot, including a space
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {

@@ -8,7 +8,9 @@
 namespace tessera {
 
 /// The largest number of time slots that to_text draws.
-inline constexpr int kMaxTextSlots = 10'000, kMaxTextCells = 200'000;
+inline constexpr int kMaxTextSlots = 10'000;
+/// The largest product of time slots and ranks that to_text() draws.
+inline constexpr int kMaxTextCells = 200'000;
 
 /// Returns a line per rank with a column per time slot. A slot is as long as the shortest action. A pass is F
 /// (forward), B (backward), I (input gradient) or W (weight gradients), followed by the micro-batch: "F3". If ranks

@@ -35,15 +35,15 @@ struct FoundLayouts {
   std::size_t num_too_large = 0;     // layouts that were planned, and do not fit
 };
 
-/// Searches the degrees of tensor, pipeline and expert parallelism: all that divide, of which tensor parallelism stays
-/// within a domain. First all degrees are planned with 1F1B, full recomputation and micro-batches of one sequence,
-/// which take least memory, in the first precision. The twelve fastest of these are then planned with all schedules,
-/// modes and micro-batches of 1, 2 and 4 sequences, in the precision that is fastest for the fastest degrees. At last
-/// the other precisions are planned in the same way, for the degrees and micro-batches that were the six fastest.
-/// Modes that take more memory are left out where one that takes less does not fit. Weights are quantized for each
-/// pass (quantize.keep_weights) where a layout does not fit otherwise. Plans have the least capacity factor: a larger
-/// one takes more memory, and the same time. With recorded loads it is the least one with room for them. All layouts
-/// have job's sequences per step. Throws Error if no layout is possible at all.
+/// Searches the degrees of tensor, pipeline and expert parallelism: all that divide the ranks, and for experts
+/// also their number. Tensor parallelism stays within a domain. First all degrees are planned with 1F1B, full
+/// recomputation and micro-batches of one sequence, which take least memory, in the first precision. The twelve fastest
+/// of these are then planned with all schedules, modes and micro-batches of 1, 2 and 4 sequences, in the precision that
+/// is fastest for the fastest degrees. At last the other precisions are planned in the same way, for the degrees and
+/// micro-batches that were the six fastest. Modes that take more memory are left out where one that takes less does not
+/// fit. Weights are quantized for each pass (quantize.keep_weights) where a layout does not fit otherwise. Plans have
+/// the least capacity factor: a larger one takes more memory, and the same time. With recorded loads it is the least
+/// one with room for them. All layouts have job's sequences per step. Throws Error if no layout is possible at all.
 FoundLayouts search_layouts(const LayoutSearch& search);
 
 /// The titles of a table of layouts. Memory is with the least capacity factor.

@@ -245,8 +245,7 @@ TEST_F(Cli, PlanTimeNeedsRates) {
     return more;
   };
   EXPECT_THAT(time(with({"--checkpoint.enable=false"})), HasSubstr("needs checkpoint.enable"));
-  EXPECT_THAT(time(with({"--checkpoint.enable", "--checkpoint.interval=100000000"}), 0),
-              HasSubstr(" 0.0 % of that time"));
+  EXPECT_THAT(time(with({"--checkpoint.enable", "--checkpoint.interval=100000000"})), HasSubstr("never ends"));
   EXPECT_THAT(time(with({"--checkpoint.enable", "--checkpoint.interval=1000000", "--checkpoint.memory_interval=1"}), 0),
               HasSubstr("98.4 % of that time"));  // 2 minutes of restart for 2 hours
   EXPECT_THAT(time({cluster, "--device=cpu"}), HasSubstr("training.device is cpu"));

@@ -287,8 +287,10 @@ TEST(ConfigTable, AKeyOfVeryManyPartsIsRefusedBeforeItOverflowsTheStack) {
   for (const std::string quotes : {"\"\"\"", "'''"}) {
     s.table().apply_toml(fmt::format("[second]\nname = {0}1\n'2' \"2\" ........... 3{0}\n", quotes), "file");
     EXPECT_EQ(s.name, "1\n'2' \"2\" ........... 3");
-    const std::string text = fmt::format("a = {0}1{0}\n{1} = 1\n", quotes, key);
-    expect_error([&] { s.table().apply_toml(text, "file"); }, {"file:2", "parts"});
+    for (const std::size_t of_text : {0u, 1u, 2u}) {  // quotes that belong to the text, before those that close it
+      const std::string text = fmt::format("a = {{x = {0}1{1}{0}, {2} = 1}}\n", quotes, quotes.substr(0, of_text), key);
+      expect_error([&] { s.table().apply_toml(text, "file"); }, {"file:1", "parts"});
+    }
   }
 }
 

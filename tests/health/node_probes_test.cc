@@ -146,6 +146,18 @@ TEST_F(NodeProbes, ADiskThatIsGoneIsHardEvidenceOnlyWhileItIsMounted) {
   set("proc/mounts", "/dev/nvme1n1p2 /data ext4 rw 0 0\n");
   for (const char* disk : {"nvme0", "nvme1", "nvme11"}) set(fmt::format("sys/class/nvme/{}/state", disk), "live\n");
   EXPECT_THAT(look(*probe), IsEmpty());
+  // A RAID of two partitions, which is what is mounted.
+  for (const char* disk : {"nvme2", "nvme3"}) {
+    set(fmt::format("sys/class/nvme/{}/state", disk), "live\n");
+    set(fmt::format("sys/block/{0}n1/{0}n1p1/holders/md0/dev", disk), "9:0\n");
+  }
+  EXPECT_THAT(look(*probe), IsEmpty());
+  remove("sys/class/nvme/nvme3");
+  remove("sys/block/nvme3n1");
+  EXPECT_THAT(look(*probe), ElementsAre("diskState nvme3"));
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kHard);
+  set("sys/class/nvme/nvme3/state", "live\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
   remove("sys/class/nvme/nvme11");  // a volume that somebody has detached
   for (int i = 0; i < 2; ++i) EXPECT_THAT(look(*probe), ElementsAre("diskState nvme11"));
   EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);

@@ -44,8 +44,10 @@ TEST(PipelineText, TimesThatAreNoMultiplesAreRounded) {
 }
 
 TEST(PipelineText, SaysWhenThereAreTooManySlots) {
-  EXPECT_EQ(text_of(Kind::k1F1B, 1, 1, 2, {.forward = {1e-6}}),
-            "4000002 time slots of 1 ranks are too many to draw, expected 10000 or fewer, and 200000 in all\n");
+  EXPECT_EQ(
+      text_of(Kind::k1F1B, 1, 1, 2, {.forward = {1e-6}}),
+      "4000002 time slots of 1 ranks are too many to draw, expected 10000 slots or fewer, and a product of 200000 or "
+      "less\n");
   EXPECT_THAT(text_of(Kind::k1F1B, 3000, 1, 1, {}), ::testing::HasSubstr("of 3000 ranks are too many to draw"));
 }
 

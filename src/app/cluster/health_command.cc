@@ -100,11 +100,13 @@ int visible_gpus(int num_gpus) {
 }
 
 /// Runs the active checks, and compares the rates with the expected ones or with those of the node's peers. CUDA should
-/// be able to use `num_gpus` GPUs. A node without any is checked on its CPU.
-ProbeResult check_actively(const HealthOptions& options, int num_gpus) {
+/// be able to use `num_gpus` GPUs. A node without any is checked on its CPU. The rates are recorded if these GPUs are
+/// all of the node's. Throws Error if there are GPUs, and this program has no CUDA.
+ProbeResult check_actively(const HealthOptions& options, int num_gpus, bool checks_all) {
   ActiveCheckOptions active = options.active;
   active.device = !options.on_cpu && (num_gpus > 0 || cuda::available()) ? Device::kCuda : Device::kCpu;
   active.num_gpus = num_gpus;
+  require(active.device == Device::kCpu || cuda::is_built(), "the active check of GPUs: {}", cuda::why_unavailable());
   const bool has_gpu = active.device == Device::kCuda && cuda::available();
   const std::string processor = has_gpu ? cuda::gpu_name() : processor_name();
   if (!options.rates.empty()) {
@@ -114,7 +116,8 @@ ProbeResult check_actively(const HealthOptions& options, int num_gpus) {
     }
   }
   ProbeResult result = run_active_checks(active);
-  if (!options.rates.empty() && result.findings.empty()) {  // a sick node's rates are no measure for others
+  // A sick node's rates are no measure for others.
+  if (!options.rates.empty() && result.findings.empty() && checks_all) {
     ActiveRates rates{.processor = processor};
     for (const Measurement& measurement : result.measurements) {
       if (measurement.name == kGemmRateName) rates.gemm_tflops = measurement.value;
@@ -179,7 +182,10 @@ int check_node(const HealthOptions& options) {
   }
   const std::optional<int> num_gpus = count_gpus(options, outcomes);
   const int num_visible = visible_gpus(num_gpus.value_or(0));
-  if (options.is_active) outcomes.push_back({.probe = "active check", .result = check_actively(options, num_visible)});
+  const bool checks_all = options.on_cpu || num_visible == num_gpus;
+  if (options.is_active) {
+    outcomes.push_back({.probe = "active check", .result = check_actively(options, num_visible, checks_all)});
+  }
   bool is_bad = false;
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   std::string text;
@@ -203,7 +209,6 @@ int check_node(const HealthOptions& options) {
     }
   }
   std::cout << (options.as_json ? json_text(json, 2) + "\n" : text) << std::flush;
-  const bool checks_all = options.on_cpu || num_visible == num_gpus;
   if (options.is_active) report_active_check(options, outcomes.back().result.findings, checks_all);
   return is_bad ? 1 : 0;
 }
