@@ -23,9 +23,9 @@ import types
 
 import gpus
 from gpu import FP8_BLOCKWISE, MXFP8, OUTPUT
+from record import ROOT, lines_of_log
 from training_run import AS_ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 FORCED = ["--debug.moe_force_load_balance=true", "--parallelism.expert_parallel_capacity_factor=1.05"]
 CUT = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192", "--training.local_batch_size=2",
        *FORCED]
@@ -121,8 +121,8 @@ def recorded_rows():
     """Returns rows like ROWS' from RECORDS."""
     rows = []
     for record, kind in RECORDS.items():
-        logs = json.loads(gzip.decompress((ROOT / f"bench/records/{record}.json.gz").read_bytes()))["logs"]
-        cells = [line.split(" | ") for line in logs[0]["log"].splitlines()]
+        content = json.loads(gzip.decompress((ROOT / f"bench/records/{record}.json.gz").read_bytes()))
+        cells = [line.split(" | ") for line in lines_of_log(content, "forecast_gpu.py")]
         measured = {line[0].removeprefix("| "): int(line[2].replace(",", "")) for line in cells[2:] if len(line) > 3}
         rows += [(name, "h200", 2, options, measured[name], CALIBRATES if name in CALIBRATED_BY else "")
                  for name, options in ON_TWO_H200[kind]]

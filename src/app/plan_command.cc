@@ -249,14 +249,14 @@ std::vector<ValidatedRun> validation_of(const std::string& path) {
 
 void write_page(const std::filesystem::path& path, const JobConfig& job, const MeshDegrees& degrees,
                 const Cluster& machine, const RunForecast& forecast, const std::vector<FoundLayout>& layouts,
-                const std::string& validation) {
+                const std::vector<ValidatedRun>& validation) {
   write_whole_file(path,
                    plan_page({.title = fmt::format("{} on {} {}", job.model.flavor, degrees.num_ranks(), machine.name),
                               .layout = describe(degrees),
                               .forecast = forecast,
                               .cluster = machine,
                               .layouts = layouts,
-                              .validation = validation_of(validation)}));
+                              .validation = validation}));
 }
 
 struct TimeCommand {
@@ -273,7 +273,6 @@ struct TimeCommand {
             "give one of --calibration, for steps on this CPU, and --cluster, for GPUs");
     const bool needs_cluster = !engine.empty() || !html.empty() || !routing.is_default() || tokens_of_run > 0.0;
     require(!needs_cluster || !cluster.empty(), "--engine, --html, --loads, --routing and --tokens need --cluster");
-    validation_of(validation);  // fails before the work
     job.validate();
     if (cluster.empty()) return run_on_cpu(job, degrees_on(job, num_ranks));
     require(job.training.device != DeviceChoice::kCpu, "--cluster has the rates of GPUs, and training.device is cpu");
@@ -330,9 +329,10 @@ struct TimeCommand {
     require_plans_for_gpus("--cluster");
     const std::optional<ExpertLoads> loads = routing.recorded();
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
+    const std::vector<ValidatedRun> validated = validation_of(validation);
     const RunForecast forecast =
         forecast_run({job, Device::kCuda, degrees}, machine, {routing.kind_for(job), pointer_to(loads)}, !page.empty());
-    if (!page.empty()) write_page(page, job, degrees, machine, forecast, {}, validation);
+    if (!page.empty()) write_page(page, job, degrees, machine, forecast, {}, validated);
     const double rate = forecast.tokens_per_second_per_gpu();
     const double mfu = rate * forecast.flop_per_token / machine.peak_flop_per_second;
     // Dollars per hour, over tokens per second and GPU.
@@ -481,7 +481,7 @@ struct SearchCommand {
   void run(const JobConfig& job) const {
     job.validate();
     require_plans_for_gpus("`tessera plan search`");
-    validation_of(validation);  // fails before the work
+    const std::vector<ValidatedRun> validated = validation_of(validation);
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
@@ -523,7 +523,7 @@ struct SearchCommand {
     }
     if (!page.empty()) {
       const RunForecast forecast = forecast_run({fastest, Device::kCuda, degrees}, machine, choices, true);
-      write_page(page, fastest, degrees, machine, forecast, found.fitting, validation);
+      write_page(page, fastest, degrees, machine, forecast, found.fitting, validated);
     }
     if (toml.empty()) return;
     write_whole_file(toml, config_table(fastest).to_toml());

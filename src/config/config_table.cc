@@ -153,41 +153,41 @@ std::optional<Value> value_of(const toml::node& node) {
   return lists;
 }
 
+/// Returns the place behind the string of TOML that begins at `begin`. A line's end also ends a string that does not
+/// have three quotes at either end.
+std::size_t end_of_string(std::string_view text, std::size_t begin) {
+  const char quote = text[begin];
+  const std::string three(3, quote);
+  const bool has_lines = text.substr(begin, 3) == three;
+  for (std::size_t i = begin + (has_lines ? 3 : 1); i < text.size(); ++i) {
+    if (!has_lines && text[i] == '\n') return i;
+    if (quote == '"' && text[i] == '\\' && text.substr(i + 1, 1) != "\n") {
+      ++i;
+    } else if (!has_lines && text[i] == quote) {
+      return i + 1;
+    } else if (has_lines && text.substr(i, 3) == three) {
+      // One or two quotes before the closing ones belong to the text.
+      return std::min({text.find_first_not_of(quote, i), i + 5, text.size()});
+    }
+  }
+  return text.size();
+}
+
 /// toml++ 3.3 makes a table for each part of a dotted key, without a limit, and frees them by recursion: a key
 /// "a.a.a..." of some hundred kilobytes overflows the stack. Counts the dots between two characters that end a key.
 void check_dotted_keys(std::string_view text, const std::string& source) {
   constexpr int kMaxDots = 8;  // no key here has more than three
-  int dots = 0, line = 1;
-  char quote = 0;          // inside of a string
-  bool has_lines = false;  // of that string: it has three quotes at either end
-  bool comment = false, escaped = false;
+  int dots = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    const bool is_triple = (c == '"' || c == '\'') && text.substr(i, 3) == std::string(3, c);
-    if (c == '\n') {
-      ++line;
-      comment = escaped = false;
-      if (!has_lines) dots = 0, quote = 0;
-    } else if (escaped) {
-      escaped = false;
-    } else if (quote == '"' && c == '\\') {
-      escaped = true;
-    } else if (comment || (quote != 0 && (c != quote || (has_lines && !is_triple)))) {
-      continue;
-    } else if (c == '"' || c == '\'') {
-      if (quote == 0) has_lines = is_triple;
-      if (has_lines) {
-        i += 2;
-        // One or two quotes before the closing ones belong to the text.
-        for (int more = 0; quote != 0 && more < 2 && i + 1 < text.size() && text[i + 1] == c; ++more) ++i;
-      }
-      quote = quote != 0 ? '\0' : c;
-      if (quote == 0) has_lines = false;
+    if (c == '"' || c == '\'') {
+      i = end_of_string(text, i) - 1;
     } else if (c == '#') {
-      comment = true;
+      i = std::min(text.find('\n', i), text.size()) - 1;
     } else if (c == '.') {
-      require(++dots <= kMaxDots, "{}:{}: a key of more than {} parts", source, line, kMaxDots + 1);
-    } else if (c == '=' || c == '[' || c == ']' || c == '{' || c == '}' || c == ',') {
+      if (++dots <= kMaxDots) continue;
+      fail("{}:{}: a key of more than {} parts", source, 1 + std::ranges::count(text.substr(0, i), '\n'), kMaxDots + 1);
+    } else if (c == '\n' || c == '=' || c == '[' || c == ']' || c == '{' || c == '}' || c == ',') {
       dots = 0;
     }
   }

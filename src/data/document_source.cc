@@ -364,6 +364,12 @@ bool begins_with_json_line(std::string_view text) {
   return end != text.npos && skip_blank(text.substr(end + 1)).starts_with(':');
 }
 
+/// Returns whether a line that is not blank follows the first such line.
+bool has_second_line(std::string_view text) {
+  text = skip_blank(text);
+  return !skip_blank(text.substr(std::min(text.find('\n'), text.size()))).empty();
+}
+
 /// Returns what is wrong with a file that is called JSON lines, by its first bytes, or by all if it is whole. Returns
 /// "" if it may hold documents. One bad line does not make a file foreign: whoever leaves foreign files out would lose
 /// its other lines.
@@ -377,7 +383,7 @@ std::string find_no_documents(std::string_view beginning, bool is_whole) {
   const std::string_view line = beginning.substr(0, end);
   try {
     const bool is_documents = nlohmann::json::parse(line).contains("text");
-    const bool is_alone = is_whole && (end == beginning.npos || skip_blank(beginning.substr(end)).empty());
+    const bool is_alone = is_whole && !has_second_line(beginning);
     return is_documents || !is_alone ? "" : "it is an object without \"text\": " + quote_text(line);
   } catch (const nlohmann::json::exception& error) {
     // A line that is cut off in a string is damaged. Objects that take several lines are broken between values.
@@ -408,10 +414,9 @@ std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
     if (!begins_with_json_line(beginning)) return std::nullopt;
     return ForeignKind{.name = "JSON lines under the name of a text", .remedy = "rename it to NAME.jsonl"};
   }
-  // A file whose first line is long may be one object.
+  // A file is one object if nothing follows its first line, which may be long.
   constexpr std::size_t kMostBytes = 1u << 24;
-  while (!is_whole && beginning.size() < kMostBytes && beginning.find('\n') == beginning.npos) read(kReadBytes);
-  if (!is_whole) read(kReadBytes);
+  while (!is_whole && beginning.size() < kMostBytes && !has_second_line(beginning)) read(kReadBytes);
   const std::string problem = find_no_documents(beginning, is_whole);
   if (problem.empty()) return std::nullopt;
   return ForeignKind{.name = "JSON that is not JSON lines of documents", .remedy = problem};

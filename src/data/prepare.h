@@ -38,9 +38,8 @@ struct PrepareResult {
 /// the number of threads. Memory holds some 10 MB of text and its tokens, and the largest document.
 ///
 /// Throws Error if
-/// - `output` exists (with `overwrite`: and holds anything but a dataset), lies within a folder of `inputs`, or is
-/// being
-///   written by another process;
+/// - `output` exists (with `overwrite`: and holds anything but a dataset), lies within a folder of `inputs`,
+///   or is being written by another process;
 /// - a file is not text, no document is left for "train", or a split needs more than `max_shards` shards.
 PrepareResult prepare_dataset(const PrepareOptions& options);
 

@@ -24,6 +24,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Adds soft evidence that a part is gone which was well: somebody may have taken it away. `was` says how it was. The
+/// part is no longer known.
+void take_as_removed(KnownGood& known, HeldEvents& gone, Finding finding, std::string_view was, double now) {
+  known.forget(finding.part);
+  finding.evidence = EvidenceKind::kSoft;
+  finding.limit = 1.0;
+  finding.detail = fmt::format("{}, and is gone now", was);
+  gone.add(std::move(finding), now);
+}
+
 /// Adds soft evidence if an error counter of a part rises faster than `limit`.
 void judge_rate(const std::string& signal, const std::string& part, const std::string& counter, double rate,
                 double limit, std::vector<Finding>& findings) {
@@ -68,13 +78,7 @@ class NetworkProbe : public Probe {
     }
     for (const std::string& interface : interfaces_.missing(interfaces_there)) {
       // It may be a card that nobody needs, such as the one on USB by which a machine's controller is reached.
-      gone_.add({.signal = "networkLink",
-                 .part = interface,
-                 .evidence = EvidenceKind::kSoft,
-                 .limit = 1.0,
-                 .detail = "the link was up, and is gone now"},
-                now);
-      interfaces_.forget(interface);
+      take_as_removed(interfaces_, gone_, {.signal = "networkLink", .part = interface}, "the link was up", now);
     }
     gone_.append_to(result.findings, now);
     return result;
@@ -188,11 +192,7 @@ class DiskProbe : public Probe {
       const std::optional<std::string> state = sysroot_.text(fmt::format("/sys/class/nvme/{}/state", disk));
       if (!state || state->empty()) continue;
       disks_there.insert(disk);
-      if (has_holders(disk)) {
-        held_.insert(disk);
-      } else {
-        held_.erase(disk);
-      }
+      is_held_[disk] = has_holders(disk);
       judge_disk(disk, *state, result.findings);
     }
     for (const std::string& disk : disks_.missing(disks_there)) look_for_gone(disk, mounted, now, result.findings);
@@ -228,17 +228,11 @@ class DiskProbe : public Probe {
   void look_for_gone(const std::string& disk, const std::set<std::string>& mounted, double now,
                      std::vector<Finding>& findings) {
     const std::string device = fmt::format("/dev/{}n", disk);  // of "nvme0" the namespace "/dev/nvme0n1"
-    if (held_.contains(disk) ||
+    if (is_held_[disk] ||
         std::ranges::any_of(mounted, [&](const std::string& name) { return name.starts_with(device); })) {
       return judge_disk(disk, "gone", findings);
     }
-    gone_.add({.signal = "diskState",
-               .part = disk,
-               .evidence = EvidenceKind::kSoft,
-               .limit = 1.0,
-               .detail = "the disk was live, and is gone now, and nobody used it"},
-              now);
-    disks_.forget(disk);
+    take_as_removed(disks_, gone_, {.signal = "diskState", .part = disk}, "the disk was live and not in use", now);
   }
 
   /// Judges the mounts of devices. Returns the devices.
@@ -292,8 +286,8 @@ class DiskProbe : public Probe {
   std::vector<fs::path> folders_;
   NodeLimits limits_;
   KnownGood disks_, mounts_;
-  std::set<std::string> held_;  // disks that are parts of volumes
-  HeldEvents gone_;             // disks
+  std::map<std::string, bool> is_held_;  // whether a disk is a part of a volume, or was while it was there
+  HeldEvents gone_;                      // disks
   CounterRates rates_;
 };
 

@@ -158,20 +158,22 @@ class RankForecasts {
     return routing_.loads->busiest_rank(layer, run_.config.model.args.num_experts, run_.degrees.ep);
   }
 
-  /// Returns what an operator of rank `pp` takes. On GPUs products and attention leave SMs to the links of a pipeline.
-  OperatorTime time_of(const RecordedOperator& call, std::size_t pp) const {
-    OperatorTime time = cluster_.time_of(call);
+  /// Returns how many times as long products and attention of rank `pp` take because they leave SMs to its links.
+  double slowed_by_links(std::size_t pp) const {
     const int of_links = pipeline_.num_links(pp) * cuda::GpuGroup::kSmsOfLink;
-    if (of_links < cluster_.num_sms && is_product_or_attention(call.name)) {
-      time.seconds *= static_cast<double>(cluster_.num_sms) / static_cast<double>(cluster_.num_sms - of_links);
-    }
-    return time;
+    if (of_links >= cluster_.num_sms) return 1.0;  // a CPU has no SMs
+    return static_cast<double>(cluster_.num_sms) / static_cast<double>(cluster_.num_sms - of_links);
   }
 
   /// Folds the record of a planned rank, with the loads of rank `pp`, for which it stands.
   RankForecast fold(const Planned& planned, std::size_t pp) const {
     const TransferTimes transfers(cluster_, run_.config, run_.degrees, planned.rank, spread_);
-    StepTimes times{.of_operator = [&](const RecordedOperator& call) { return time_of(call, pp); },
+    const auto time_of = [this, slowed = slowed_by_links(pp)](const RecordedOperator& call) {
+      OperatorTime time = cluster_.time_of(call);
+      if (is_product_or_attention(call.name)) time.seconds *= slowed;
+      return time;
+    };
+    StepTimes times{.of_operator = time_of,
                     .of_transfer = [&transfers](const RecordedTransfer& one) { return transfers.seconds(one); },
                     .seconds_per_operator = cluster_.calibration.seconds_per_operator,
                     .least_per_operator = cluster_.engine.host_seconds,

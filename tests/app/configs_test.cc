@@ -23,14 +23,16 @@ std::vector<std::string> names() {
   return found;
 }
 
-/// Returns the arguments of the `tessera plan memory` line in the file's header, with the file's full path. Returns
-/// none if the header has no such line.
+/// Returns the arguments of the `tessera plan memory` command in the file's header, with the file's full path. Its line
+/// may be continued. Returns none if the header has no such command.
 std::vector<std::string> plan_in_header(const std::string& name) {
   std::istringstream lines(read_text_file(configs() / name));
   for (std::string line; std::getline(lines, line) && line.starts_with('#');) {
     const std::size_t at = line.find("tessera plan memory configs/" + name);
     if (at == std::string::npos) continue;
-    std::istringstream words(line.substr(at));
+    std::string command = line.substr(at);
+    while (command.ends_with('\\') && std::getline(lines, line)) command.replace(command.size() - 1, 1, line.substr(1));
+    std::istringstream words(command);
     std::vector<std::string> arguments;
     for (std::string word; words >> word;) arguments.push_back(word);
     std::replace(arguments.begin(), arguments.end(), "configs/" + name, (configs() / name).string());

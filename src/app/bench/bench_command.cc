@@ -66,18 +66,28 @@ struct Compared {
   double other_seconds = 0.0;  // of what a GPU ran besides operators
 };
 
-Compared compare(const StepOptions& options, const JobConfig& config, const Mesh& mesh,
-                 const RandomSteps::Timed& timed) {
-  if (options.cluster.empty()) {
-    const Calibration calibration = read_calibration(options.calibration);
-    const auto predict = [&](const RecordedOperator& call) { return calibration.time_of(call); };
-    return {forecast_on_cpu(config, mesh.degrees, calibration).seconds, compare_operators(timed.operators, predict),
-            0.0};
+/// Holds the rates of which a step is predicted: those of this CPU, or of a cluster of GPUs.
+struct Rates {
+  std::optional<Calibration> calibration = {};
+  std::optional<Cluster> cluster = {};
+  RoutingKind routing;  // on the cluster
+};
+
+Rates read_rates(const StepOptions& options, const JobConfig& config) {
+  Rates rates{.routing = options.routing.empty() ? default_routing(config) : routing_kind(options.routing)};
+  if (!options.calibration.empty()) rates.calibration = read_calibration(options.calibration);
+  if (!options.cluster.empty()) rates.cluster = read_cluster(options.cluster);
+  return rates;
+}
+
+Compared compare(const Rates& rates, const JobConfig& config, const Mesh& mesh, const RandomSteps::Timed& timed) {
+  if (rates.calibration) {
+    const auto predict = [&](const RecordedOperator& call) { return rates.calibration->time_of(call); };
+    return {forecast_on_cpu(config, mesh.degrees, *rates.calibration).seconds,
+            compare_operators(timed.operators, predict), 0.0};
   }
-  const Cluster cluster = read_cluster(options.cluster);
-  const auto predict = [&](const RecordedOperator& call) { return cluster.time_of(call); };
-  const RoutingKind routing = options.routing.empty() ? default_routing(config) : routing_kind(options.routing);
-  return {forecast_run({config, Device::kCuda, mesh.degrees}, cluster, routing).seconds,
+  const auto predict = [&](const RecordedOperator& call) { return rates.cluster->time_of(call); };
+  return {forecast_run({config, Device::kCuda, mesh.degrees}, *rates.cluster, rates.routing).seconds,
           compare_operators(timed.operators, predict), timed.other_seconds};
 }
 
@@ -111,10 +121,6 @@ JobConfig read_config(const StepOptions& options, const ConfigArguments& argumen
   require(options.calibration.empty() || options.cluster.empty(),
           "give one of --calibration, for a CPU, and --cluster, for GPUs");
   require(options.routing.empty() || !options.cluster.empty(), "--routing needs --cluster");
-  // Fails before the steps, and not after them.
-  if (!options.calibration.empty()) read_calibration(options.calibration);
-  if (!options.cluster.empty()) read_cluster(options.cluster);
-  if (!options.routing.empty()) routing_kind(options.routing);
   JobConfig config = arguments.read();
   config.training.steps = options.warmup + options.steps;
   config.validate();
@@ -169,6 +175,8 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
           "--calibration is for steps on a CPU; --cluster has the rates of GPUs");
   set_threads(config, ranks);
   use_cpu_kernels(options.cpu_kernels);
+  // These fail before the steps, and not after them.
+  const Rates rates = read_rates(options, config);
   if (!options.trace.empty() && ranks.rank() == 0) output_file(options.trace, {});
 
   TrainingStep step(config, mesh, device, cuda);
@@ -219,7 +227,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
     if (ranks.rank() == 0) print_kernels(*kernels);
   }
   std::optional<RandomSteps::Timed> timed;
-  if (!options.calibration.empty() || !options.cluster.empty()) timed = steps.time_operators(kTimedSteps);
+  if (rates.calibration || rates.cluster) timed = steps.time_operators(kTimedSteps);
   if (ranks.rank() != 0) return;
 
   const MeasuredSteps measured = {.seconds = median(seconds),
@@ -231,7 +239,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   nlohmann::ordered_json line = line_of(measured, config, step, mesh->num_data_ranks(), ranks.size());
   if (kernels) line["gpu_idle_share"] = idle_share(*kernels);
   if (timed) {
-    const Compared compared = compare(options, config, *mesh, *timed);
+    const Compared compared = compare(rates, config, *mesh, *timed);
     print_comparison(compared, measured.seconds);
     line["predicted_ms"] = compared.predicted_seconds * 1e3;
   }
