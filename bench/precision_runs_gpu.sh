@@ -3,8 +3,8 @@
 # steps, the same data and seeds on all sides, then `tessera compare`. Each run has RANKS GPUs, and as many runs as fit
 # run at a time. A run writes its output to FOLDER/SIDE/seed-N/train.log. A run that ended is not run again. Others
 # start from the beginning, because checkpoints would take 190 GB each. It is an error if a run in FOLDER was made with
-# other options. A verdict takes three seeds. PRECISIONS are the sides, and the first one is the baseline. OPTIONS, of
-# `tessera train`, apply to all sides.
+# other options. A verdict takes three seeds. PRECISIONS are the sides, as precision_sides.sh names them, and the first
+# one is the baseline. OPTIONS, of `tessera train`, apply to all sides.
 #   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [PRECISIONS [OPTIONS...]]]]]
 set -euo pipefail
 if [[ $# -lt 2 ]]; then

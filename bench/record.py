@@ -11,7 +11,7 @@ machine, libraries, commit, hashes of the sources' code, logs and every measured
 tests/gpu_mutants.py. With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same
 sources. --sanitizer [FILTER] also runs tests/compute_sanitizer.sh. --faults MESH,... also runs tests/gpu_faults.py on
 all GPUs, --backends tests/gpu_backends.py, --gpus PART,... these parts of bench/gpus.py, and --forecast FILE the steps
-of that forecast.
+of that forecast. --compare 'SIDE SIDE...' also runs `tessera compare`, whose runs must be those of this program.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -28,6 +28,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,7 @@ SOURCES = {
     "faults": ["src/launch/*.*", "src/launch/watch/*", "src/run/*.*", "src/run/state/*", "src/comm/*.*",
                "src/comm/observe/*", "tests/gpu_faults.py", "tests/lost_gpu.cc"],
     "forecast": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION],
+    "losses": [*TRAINING_KERNELS, *MODEL],
     "decoding": [*KERNELS, *DECODING, "src/model/*.*", "src/device/cuda_graph.*", "src/generate/*",
                  "bench/generate_bench.cc"],
     "lab_grouped_gemm": ["lab/*.cuh", "lab/grouped_gemm/*", "src/ops/gemm/sm90/*", "src/ops/kit/ptx.cuh"],
@@ -164,6 +166,20 @@ def run_decoding(build):
                   "ms": one["real_time"] / 1000, "bytes_per_second": one.get("bytes_per_second")} for one in timed]
 
 
+def run_comparison(tessera, version, arguments):
+    """Compares runs with `tessera compare`. Returns the log and lines: the report without the folders of its runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "report.html"
+        log = run("tessera compare", [tessera, "compare", *shlex.split(arguments), "--out", out])
+        report = json.loads(out.with_suffix(".json").read_text()) if log["status"] == 0 else {"runs": [], "sides": []}
+    others = {made["program"] for made in report["runs"]} - {version}
+    if others:
+        log |= {"status": 1, "log": f"{log['log']}\nrecord: runs of another program: {', '.join(sorted(others))}\n"}
+    runs = [{key: value for key, value in made.items() if key != "folder"} for made in report["runs"]]
+    return log, [{"side": "ours", "table": "losses", "name": side["label"], "shape": "",
+                  "runs": [made for made in runs if made["side"] == side["label"]]} | side for side in report["sides"]]
+
+
 def run_table(script, *options):
     """Runs a script of TABLES. Returns the log and the script's rows."""
     with tempfile.TemporaryDirectory() as folder:
@@ -210,6 +226,9 @@ def make(args):
         logs.append(run("forecast_gpu.py", [sys.executable, ROOT / "bench/forecast_gpu.py", "--tessera", tessera,
                                             "--measure", args.forecast]))
     lines = []
+    if args.compare:
+        log, lines = run_comparison(tessera, machine["tessera"], args.compare)
+        logs.append(log)
     for course in COURSES:
         if (ROOT / "build/lab" / course).exists():
             log, measured = run_course(course)
@@ -385,6 +404,20 @@ def forecast(record):
     return [line for line in lines_of_log(record, "forecast_gpu.py") if line.startswith("|")]
 
 
+def losses(record):
+    """Returns the table of runs that were compared: the first side is the baseline."""
+    rows = []
+    for line in (line for line in record["lines"] if line["table"] == "losses"):
+        verdict = line.get("verdict", {})
+        losses_of = [(line.get(key) or {}).get("mean") for key in ("final_loss", "validation_loss")]
+        rows.append([f"`{line['name']}`", verdict.get("text", ""),
+                     ", ".join(f"{100 * one:+.3f}" for one in verdict.get("difference_per_seed", [])),
+                     *(number(loss, 4) for loss in losses_of),
+                     number(line["tokens_per_second"]), f"{number(line['peak_memory_bytes'] / 2**30, 1)} GiB"])
+    return table(["recipe", "verdict", "per seed, %", "loss at the end", "validation loss", "tokens/s per GPU",
+                  "memory of a GPU"], rows)
+
+
 def gpus(record, part):
     """Returns the lines of a part of bench/gpus.py."""
     return [line for line in record["lines"] if line["table"] == "gpus" and line["name"].startswith(part)]
@@ -456,9 +489,10 @@ def of_bytes(record):
 
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
-         "decoding": decoding, "faults": faults, "forecast": forecast, "gpus_cells": gpus_cells,
-         "gpus_scaling": gpus_scaling, "gpus_layers": gpus_layers, "gpus_dispatch": gpus_dispatch,
-         "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"), "lab_dispatch": course("dispatch", "GB/s")}
+         "decoding": decoding, "faults": faults, "forecast": forecast, "losses": losses,
+         "gpus_cells": gpus_cells, "gpus_scaling": gpus_scaling, "gpus_layers": gpus_layers,
+         "gpus_dispatch": gpus_dispatch, "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"),
+         "lab_dispatch": course("dispatch", "GB/s")}
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------
@@ -594,6 +628,7 @@ def main():
     maker.add_argument("--faults", metavar="MESH,...", help="with tests/gpu_faults.py")
     maker.add_argument("--backends", action="store_true", help="with tests/gpu_backends.py")
     maker.add_argument("--forecast", type=pathlib.Path, metavar="FILE", help="with bench/forecast_gpu.py --measure")
+    maker.add_argument("--compare", metavar="SIDES", help="with tessera compare; its arguments without --out")
     maker.add_argument("--gpus", default="", metavar="PART,...", help="with these parts of bench/gpus.py")
     maker.add_argument("--seconds", type=int, default=0, help="that bench/gpus.py may take; 0: as long as it takes")
     commands.add_parser("docs", help="writes the docs' figures anew from their records")

@@ -146,6 +146,26 @@ class Record(unittest.TestCase):
             "| `fsdp` | killed | 6 | 5.8 s |", "| `fsdp` | nan | 1 | - |",
             "| `direct` | stopped | MISSED: no second attempt |"])
 
+    def test_compared_losses_are_in_the_record(self):
+        verdict = {"text": "equivalent (difference -0.06 % ± 0.13 %, margin 0.25 %)",
+                   "difference_per_seed": [-0.0007, 0.00022]}
+        side = {"label": "bf16", "final_loss": {"mean": 2.4059}, "validation_loss": None,
+                "tokens_per_second": 44000.4, "peak_memory_bytes": 3 * 2**29}
+        report = {"sides": [side, side | {"label": "mxfp8", "verdict": verdict, "validation_loss": {"mean": 2.5}}],
+                  "runs": [{"side": label, "seed": 1, "folder": f"runs/{label}/seed-1", "program": "0.1.0+abc"}
+                           for label in ("bf16", "mxfp8")]}
+        self.program("tessera", 'test "$1 $2 $3 $4" = "compare bf16=a mxfp8=b c --out" || exit 1\n'
+                     f"cat > ${{5%.html}}.json <<'END'\n{json.dumps(report)}\nEND\n")
+        log, lines = record.run_comparison(self.root / "tessera", "0.1.0+abc", "bf16=a 'mxfp8=b c'")
+        self.assertEqual(log["status"], 0)
+        self.assertEqual(lines[1]["runs"], [{"side": "mxfp8", "seed": 1, "program": "0.1.0+abc"}])
+        self.assertEqual(record.losses({"lines": lines})[2:], [
+            "| `bf16` |  |  | 2.4059 | - | 44,000 | 1.5 GiB |",
+            f"| `mxfp8` | {verdict['text']} | -0.070, +0.022 | 2.4059 | 2.5000 | 44,000 | 1.5 GiB |"])
+        log, _ = record.run_comparison(self.root / "tessera", "0.1.0+def", "bf16=a 'mxfp8=b c'")
+        self.assertEqual((log["status"], log["log"]), (1, "\nrecord: runs of another program: 0.1.0+abc\n"))
+        self.assertEqual(record.run_comparison(self.root / "tessera", "0.1.0+abc", "bf16=a")[0]["status"], 1)
+
     def test_another_figure_fails(self):
         self.write("docs/performance.md", self.page().replace("600, 1.20", "700, 1.40"))
         self.fails("docs/performance.md:11: figures differ from their record; bench/record.py docs")
