@@ -115,7 +115,8 @@ class Dispatcher {
   virtual int num_sms() const { return 0; }
   /// Returns whether calls wait for the GPU, and so cannot be parts of a graph.
   virtual bool waits_for_gpu() const { return false; }
-  /// Returns whether a load may exceed the room, and takes rounds then.
+  /// Returns whether the capacity factor bounds the room. A load that exceeds it takes rounds. With a factor that has
+  /// room for any load, none does.
   bool has_rounds() const { return options_.capacity_factor > 0.0 && has_peers(); }
   /// Returns the stream on which a caller may run a call beside other operators. If there are no other ranks, a call
   /// runs where its context says.

@@ -32,7 +32,8 @@ Payload allocate_payload(std::int64_t num_rows, std::int64_t dim, DType dtype, P
 Payload allocate_payload(const Context& op, std::int64_t num_rows, std::int64_t dim, DType dtype,
                          PayloadPrecision precision);
 
-/// Returns y_tD as a payload of this precision. It takes a form that y_tD has, or quantizes y_tD into scratch memory.
+/// Returns y_tD as a payload of this precision. A quantized payload is made from y_tD.plain, in scratch memory, if that
+/// is defined. Otherwise it is y_tD.rows.
 Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision);
 
 /// Records a call of a dry run, which transfers nothing.

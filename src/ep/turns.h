@@ -67,7 +67,7 @@ class Turns {
   bool in_call() const { return !is_active_ || passes_[static_cast<std::size_t>(running_)].num_calls > 0; }
   /// Lets the other pass run until it is to make a call, or ends. Must be called within a call.
   void give_way();
-  /// Lets the other pass run to its end.
+  /// Lets the other pass run to its end. Only one of the two passes may call it.
   void wait_for_other();
 
  private:

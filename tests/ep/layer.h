@@ -164,14 +164,15 @@ class Layer {
            (case_.dtype == DType::kFloat32 ? static_cast<float>(word % 1024) * 0x1p-20f : 0.0f);
   }
 
-  /// Expects the gradients of the weights for all of a rank's choices that have an expert.
+  /// Expects the gradients of the weights for all of a rank's choices. Those without an expert have 0.
   void expect_d_weights(std::span<const float> d_weights_tK, int rank) const {
     const std::vector<std::int32_t>& expert_ids = routing(rank).expert_ids;
     ASSERT_EQ(d_weights_tK.size(), expert_ids.size());
     for (std::size_t slot = 0; slot < expert_ids.size(); ++slot) {
       const auto at = static_cast<std::int64_t>(slot);
-      if (expert_ids[slot] == kNoExpert) continue;
-      ASSERT_EQ(d_weights_tK[slot], number("d_weight", rank, at / case_.top_k, at % case_.top_k)) << slot;
+      const float expected =
+          expert_ids[slot] == kNoExpert ? 0.0f : number("d_weight", rank, at / case_.top_k, at % case_.top_k);
+      ASSERT_EQ(d_weights_tK[slot], expected) << slot;
     }
   }
 

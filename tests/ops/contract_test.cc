@@ -1,5 +1,5 @@
-// Tests what every operator owes (ops/runtime/context.h), in the same way on one call of each. The call is large enough
-// for several tasks.
+// Tests what operators owe (ops/runtime/context.h), in the same way on one call of each. The call is large enough for
+// several tasks. Operators that are not here are left to their own tests.
 //  * An operand of another shape or another type throws. So does one with gaps between rows, unless the contract says
 //    "strided".
 //  * Strided operands give the result of contiguous ones, and nothing beside them is written.

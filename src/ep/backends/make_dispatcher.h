@@ -16,7 +16,8 @@ struct DomainGroups {
 };
 
 /// Returns a dispatcher of this backend. The group must outlive it. `hook` serves the direct backend and may be null.
-/// Throws Error if the rows cannot be counted in 32 bits.
+/// Throws Error if the rows cannot be counted in 32 bits. On GPUs the direct backend also throws Error for more ranks,
+/// experts or choices than its kernels take, and for rows that are not whole 16 bytes. It needs at least 2 SMs.
 std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                             const DispatchOptions& options, ep::StepHook* hook = nullptr);
 

@@ -66,6 +66,8 @@ void adamw_quantized(const Context& context, const AdamWOptions& options, const 
   const TraceScope trace(context.trace, "adamw_quantized");
   check_step(step_S, d_w_N, m_N, v_N, w.reshape({w.num_elements()}));
   check_quantized(quantized, w.shape());
+  TESSERA_CHECK(!quantized.rows.defined() || quantized.rows.format == format);
+  TESSERA_CHECK(!quantized.columns.defined() || quantized.columns.format == format);
   TESSERA_RUN(adamw_quantized, context, options, step_S, d_w_N, m_N, v_N, w, compute, format, quantized);
 }
 

@@ -47,13 +47,13 @@ void gather_numbers(const Context& context, const Tensor& x, const Tensor& index
 
 /// Assigns or adds to y_TD[t] the sum over k of weights_TK[t][k] · x_RD[row_of_slot[t][k]]. It sums in the order of k,
 /// in float32. weights_TK is float32. If it is undefined, all weights are 1. x and y have one float type.
-/// Every slot has a row: an index of -1 is not allowed.
+/// Every slot has a row: an index of -1 is not allowed. x_RD has at least T·K rows.
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write);
 
 /// Computes the same sums rank by rank. Each rank has `experts_per_rank` experts. First, the rows of one rank's experts
 /// are summed as combine_rows does, and the sum is rounded to y's type. Then these sums are added in float32, in the
-/// order of the ranks. expert_ids_TK is int32. A slot whose row is -1 adds nothing.
+/// order of the ranks. expert_ids_TK is int32. A slot whose row is -1 adds nothing. x_RD has at least T·K rows, too.
 void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK,
                           const Tensor& weights_TK, const Tensor& expert_ids_TK, std::int64_t experts_per_rank,
                           const Tensor& y_TD, Write write);

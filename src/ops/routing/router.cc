@@ -15,7 +15,10 @@ namespace {
 
 void check_outputs(const RouterOptions& options, const RouterOutputs& outputs, std::int64_t num_tokens,
                    std::int64_t num_experts) {
-  const std::int64_t top_k = options.top_k;
+  const std::int64_t top_k = options.top_k, groups = options.num_groups;
+  TESSERA_CHECK(groups == 0 || num_experts % groups == 0, "{} experts, {} groups", num_experts, groups);
+  const std::int64_t chosen_from = groups == 0 ? num_experts : num_experts / groups * options.num_limited_groups;
+  TESSERA_CHECK(top_k <= chosen_from, "top {} of {} experts", top_k, chosen_from);
   TESSERA_CHECK_TENSOR(outputs.scores_TE, DType::kFloat32, {num_tokens, num_experts});
   TESSERA_CHECK_TENSOR(outputs.expert_ids_TK, DType::kInt32, {num_tokens, top_k});
   TESSERA_CHECK_TENSOR(outputs.weights_TK, DType::kFloat32, {num_tokens, top_k});

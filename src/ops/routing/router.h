@@ -3,8 +3,8 @@
 //
 // 1. Unbiased scores: s = sigmoid or softmax of the logits.
 // 2. Selection: b = s + expert_bias, and a NaN counts as 0. With groups, only the best `num_limited_groups` groups
-//    stay. A group's score is the sum of its two highest b.
-// 3. Experts: the top-k of b, all of them different. Ties go to the lower index.
+//    stay. A group's score is the sum of its two highest b. All groups have the same number of experts.
+// 3. Experts: the top-k of b, all of them different. Ties go to the lower index. At least k experts must be left.
 // 4. Weights: s of these experts. With route_norm, they are divided by their sum + 1e-20. Then they are multiplied by
 //    route_scale.
 //

@@ -90,6 +90,17 @@ TEST_F(AdamW, AQuantizedWeightIsRenewed) {
   }
 }
 
+TEST_F(AdamW, AQuantizedWeightOfAnotherFormatThrows) {
+  const Shape shape{2, 96, 160};
+  const std::int64_t size = shape.num_elements();
+  const Tensor g = random({size}), m = random({size}), v = random({size}), w = random(shape);
+  const auto quantized = allocate_weight(WeightForm::kRowsAndColumns, shape, mx::Format{.along = 128, .across = 128},
+                                         [&](const Shape& part, DType dtype) { return arena_.allocate(part, dtype); });
+  put_step(adamw_step(kOptions, static_cast<float>(kRate), 2), static_cast<float>(kGradientScale));
+  EXPECT_THROW(adamw_quantized(context(), kOptions, step_S_, g, m, v, w, DType::kBFloat16, mx::Format{}, quantized),
+               InternalError);
+}
+
 // Stored moments are rounded. The step of the weights is not.
 TEST_F(AdamW, MomentsInBfloat16) {
   constexpr std::int64_t kSize = 40'000;

@@ -286,6 +286,14 @@ TEST_F(Router, TokensBeyondTheSequencesThrow) {
                InternalError);
 }
 
+TEST_F(Router, GroupsThatHoldTooFewExpertsThrow) {
+  for (const RouterOptions& wrong :
+       {RouterOptions{.top_k = 3, .num_groups = 4, .num_limited_groups = 1},
+        RouterOptions{.top_k = 1, .num_groups = 3, .num_limited_groups = 1}, RouterOptions{.top_k = 9}}) {
+    EXPECT_THROW(router_forward(context(), wrong, random({6, 8}), random({8}), outputs(6, 8, wrong)), InternalError);
+  }
+}
+
 TEST_F(Router, SameAtAnyNumberOfThreads) {
   // There are so many sequences that work space shared by two of them would show.
   constexpr std::int64_t kTokens = 40'000;
