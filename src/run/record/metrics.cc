@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -31,9 +32,10 @@ std::string format_thousands(std::int64_t number) {
   return text;
 }
 
-/// Returns the file's lines of steps before `first_step`.
+/// Returns the file's lines of steps before `first_step`. Throws Error if there is a file that cannot be read.
 std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_step) {
-  std::ifstream file(path);
+  if (!path_exists(path)) return {};
+  std::istringstream file(read_text_file(path));
   std::string kept;
   for (std::string line; std::getline(file, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, false);

@@ -56,7 +56,7 @@ struct MetricsOptions {
 class MetricsWriter {
  public:
   /// Appends to the file. It drops lines of step `first_step` and later, which a run has left that this one resumes.
-  /// Throws Error if the file cannot be written. So do the functions that write a line.
+  /// Throws Error if the file cannot be read or written. So do the functions that write a line.
   explicit MetricsWriter(const MetricsOptions& options);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
