@@ -304,12 +304,11 @@ void Trainer::guard_state(std::int64_t step, const StateGuard::Due& due, Metrics
 }
 
 void Trainer::write_start() {
-  JobConfig now = config_;
-  now.training.global_batch_size = now.sequences_per_step(mesh_->num_data_ranks());
-  if (resumed_.config) tell_config_changes(*resumed_.config, now, first_step());
+  const std::int64_t num_data_ranks = mesh_->num_data_ranks();
+  if (resumed_.config) tell_config_changes(*resumed_.config, recorded_config(config_, num_data_ranks), first_step());
   write_run_info(dump_folder_, {.run = run_folder_->run(),
-                                .config = now,
-                                .num_data_ranks = mesh_->num_data_ranks(),
+                                .config = config_,
+                                .num_data_ranks = num_data_ranks,
                                 .first_step = first_step(),
                                 .saved = resumed_.config,
                                 .gpus = on_gpu() ? cuda::gpu_names() : std::vector<std::string>()});

@@ -114,6 +114,11 @@ std::size_t machine_memory_bytes() {
   return std::min(memory, control_group_limits().memory_bytes.value_or(memory));
 }
 
+JobConfig recorded_config(JobConfig config, std::int64_t num_data_ranks) {
+  config.training.global_batch_size = config.sequences_per_step(num_data_ranks);
+  return config;
+}
+
 std::map<std::string, std::string> config_values(JobConfig config) {
   std::map<std::string, std::string> values;
   for (const auto& entry : config_table(config).describe()) values[entry.key] = entry.value;
@@ -194,9 +199,7 @@ void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int
 void write_run_info(const std::filesystem::path& folder, const RunStart& start) {
   const std::filesystem::path path = folder / kRunInfoName;
   const bool exists = std::filesystem::exists(path);
-  JobConfig config = start.config;
-  config.training.global_batch_size =
-      config.sequences_per_step(start.num_data_ranks);  // it must not depend on the ranks of the next start
+  const JobConfig config = recorded_config(start.config, start.num_data_ranks);
   if (start.first_step > config.training.steps && exists) return;
   ordered_json info = {{"format", "tessera-run"},
                        {"version", 1},

@@ -26,6 +26,10 @@ std::string processor_name();
 /// Returns the memory of the machine, or the part of it that this process may take in a job of Slurm or a container.
 std::size_t machine_memory_bytes();
 
+/// Returns the configuration as run.json, checkpoints and copies in memory record it: training.global_batch_size is
+/// resolved, so that it does not depend on the ranks of the next start.
+JobConfig recorded_config(JobConfig config, std::int64_t num_data_ranks);
+
 /// Returns every key of the configuration, with its value as TOML.
 std::map<std::string, std::string> config_values(JobConfig config);
 

@@ -10,6 +10,7 @@
 #include "comm/halves.h"
 #include "comm/together.h"
 #include "run/record/run_folder.h"
+#include "run/record/run_info.h"
 #include "run/state/saved_model.h"
 #include "system/progress_bar.h"
 
@@ -81,8 +82,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool
            .is_last = is_last,
            .manifest = {.step = step, .num_shards = mesh_.model.size()},
            .result = {.step = step}};
-  JobConfig config = config_;
-  config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
+  JobConfig config = recorded_config(config_, mesh_.num_data_ranks());
   save_.manifest.state = {{"seed", config.debug.seed},
                           {"loader", loader},
                           {"model", model_identity(config)},

@@ -22,6 +22,7 @@
 #include "comm/halves.h"
 #include "comm/together.h"
 #include "run/record/metrics.h"
+#include "run/record/run_info.h"
 #include "tensor/parallel.h"
 
 namespace tessera {
@@ -244,8 +245,7 @@ void MemoryCopies::require_room(std::size_t leftovers) const {
 
 void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader) {
   folder_ = CopyFolder(config_.job.node_folder, run);
-  JobConfig config = config_;
-  config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
+  JobConfig config = recorded_config(config_, mesh_.num_data_ranks());
   header_ = {.run = run.id,
              .attempt = run.attempt,
              .rank = ranks_.rank(),
