@@ -261,7 +261,8 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
             "'{}' is there already: {} has run before. Count job.attempt up, or leave it out",
             folder_.of_attempt(run.attempt).string(), run.describe());
     require_room(folder_.num_bytes());
-    own = read_files();
+    // Whoever asks for a checkpoint gives up the copies of later steps. A restart must not resume them.
+    if (config_.checkpoint.load_step < 0) own = read_files();
   });
   std::vector<double> numbers;
   for (const StoredCopy& held : own) {

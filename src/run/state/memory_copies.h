@@ -66,7 +66,7 @@ class MemoryCopies {
 
   // All ranks must call the functions below together.
 
-  /// Searches for copies that earlier attempts of `run` have left. Throws Error if the nodes' folders have no room for
+  /// Searches for copies that earlier attempts of `run` have left. With checkpoint.load_step it takes none. Throws Error if the nodes' folders have no room for
   /// this attempt's copies, or if a later attempt has begun.
   void open(const RunIdentity& run, const data::LoaderState& loader);
   /// Returns the step of the newest copies with every rank's state intact on some node, or nullopt if there are none.

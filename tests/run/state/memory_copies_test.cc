@@ -331,6 +331,15 @@ TEST_F(MemoryCopiesOnNodes, CopiesOfAnotherModelOrMeshAreNotLoaded) {
   EXPECT_EQ(train({4, 2, 2}, {"--job.attempt=3"}, 3).begin()->first, 1);
 }
 
+/// A start with load_step gives the later steps up, even if it fails before its first copy.
+TEST_F(MemoryCopiesOnNodes, CopiesAreForgottenAfterLoadStep) {
+  const Losses straight = undisturbed(kOneNode);
+  train(kOneNode, {"--checkpoint.interval=2"}, 6);  // a copy of step 5
+  fs::remove_all(scratch_ / "outputs" / "checkpoint" / "step-4");
+  train(kOneNode, {"--checkpoint.load_step=2"}, 3);
+  expect_same(train(kOneNode), straight, 3);
+}
+
 TEST_F(MemoryCopiesOnNodes, AnAttemptWithFaultsOfItsOwn) {
   const Losses straight = undisturbed(kSharded);
   train(kSharded, {}, 4);
