@@ -55,7 +55,12 @@ std::uint64_t identity_of_folder(const fs::path& folder) {
 }
 
 std::string identity_of(const JobConfig& config, const MeshDegrees& degrees, const data::LoaderState& loader) {
-  const nlohmann::json identity = {{"model", model_identity(config)},
+  const nlohmann::json all = model_identity(config);
+  nlohmann::json model;
+  for (const auto& [key, value] : all.items()) {
+    if (!is_of_schedule(key)) model[key] = value;
+  }
+  const nlohmann::json identity = {{"model", model},
                                    {"mesh", describe(degrees)},
                                    {"moments", name_of(config.optimizer.state_dtype)},
                                    {"seed", config.debug.seed},

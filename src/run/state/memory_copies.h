@@ -35,7 +35,7 @@ struct MemoryCopyHeader {
   std::int64_t attempt = 0, step = 0;
   std::int64_t rank = 0;   // the rank whose state it is
   std::int64_t shard = 0;  // ranks with the same shard have the same state
-  std::string identity;    // checksum of model, mesh, dataset and seed
+  std::string identity;    // checksum of mesh, dataset, seed, and of what may not change in the model
   data::LoaderState loader;
   std::string config;               // as TOML
   std::uint64_t payload_bytes = 0;  // size of the state after the header

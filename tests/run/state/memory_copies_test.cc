@@ -340,6 +340,13 @@ TEST_F(MemoryCopiesOnNodes, CopiesAreForgottenAfterLoadStep) {
   expect_same(train(kOneNode), straight, 3);
 }
 
+TEST_F(MemoryCopiesOnNodes, AChangedCoefficientKeepsTheCopies) {
+  train(kOneNode, {}, 5);
+  const std::vector<std::string> changed = {"--model.args.load_balance_coeff=0.002",
+                                            "--model.args.seq_balance_loss_coeff=0.001"};
+  EXPECT_EQ(train(kOneNode, changed).begin()->first, 5);
+}
+
 TEST_F(MemoryCopiesOnNodes, AnAttemptWithFaultsOfItsOwn) {
   const Losses straight = undisturbed(kSharded);
   train(kSharded, {}, 4);
