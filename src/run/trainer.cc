@@ -91,15 +91,17 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   ranks_.set_section(Section::kLoading);
   if (config_.checkpoint.enable) resume();
   if (first_step() > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
+  if (guard_.copies() != nullptr) guard_.copies()->allocate();  // last: a start that fails before leaves nothing
 }
 
 RunIdentity Trainer::share_run_identity() {
   RunIdentity run;
   if (run_folder_) run = run_folder_->run();
   run.id = broadcast_first_text(ranks_.world(), run.id, "the run's identity");
-  const auto attempt = static_cast<double>(run.attempt);
-  run.attempt =
-      static_cast<std::int64_t>(ranks_.world().all_gather(std::span(&attempt, 1), "the run's attempt").front());
+  const double attempt[] = {static_cast<double>(run.attempt), run.is_counted ? 1.0 : 0.0};
+  const std::vector<double> all = ranks_.world().all_gather(attempt, "the run's attempt");
+  run.attempt = static_cast<std::int64_t>(all[0]);
+  run.is_counted = all[1] > 0.0;
   return run;
 }
 
@@ -109,7 +111,6 @@ void Trainer::resume() {
   const auto in_memory = copies != nullptr ? copies->newest_step() : std::nullopt;
   std::optional<ResumedFrom> resumed = checkpointer_.resume(data_.loader(), in_memory);
   if (!resumed && in_memory) resumed = copies->load(data_.loader());
-  if (copies != nullptr) copies->allocate();
   if (resumed) resumed_ = std::move(*resumed);
 }
 

@@ -248,7 +248,21 @@ void MemoryCopies::require_room(std::size_t leftovers) const {
           format_gib(available), 1 + (needed >> 30), 1 + (needed >> 30));
 }
 
-void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader) {
+RunIdentity MemoryCopies::after_earlier_starts(RunIdentity run) {
+  if (run.is_counted) return run;
+  double newest = 0.0;
+  run_together(ranks_.world(), "the attempts with copies in memory", [&] {
+    for (const std::int64_t attempt : CopyFolder(config_.job.node_folder, run).attempts()) {
+      newest = std::max(newest, static_cast<double>(attempt));
+    }
+  });
+  const std::vector<double> all = ranks_.world().all_gather(std::span(&newest, 1), "the newest attempt with copies");
+  run.attempt = std::max(run.attempt, 1 + static_cast<std::int64_t>(std::ranges::max(all)));
+  return run;
+}
+
+void MemoryCopies::open(const RunIdentity& given, const data::LoaderState& loader) {
+  const RunIdentity run = after_earlier_starts(given);
   folder_ = CopyFolder(config_.job.node_folder, run);
   JobConfig config = recorded_config(config_, mesh_.num_data_ranks());
   header_ = {.run = run.id,
@@ -263,7 +277,7 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
   run_long_together(ranks_.world(), "the check of copies in memory", [&] {
     folder_.require_no_later_attempt();
     require(!fs::exists(folder_.of_attempt(run.attempt)),
-            "'{}' is there already: {} has run before. Count job.attempt up, or leave it out",
+            "'{}' is there already: {} has run before. Expected a job.attempt that counts up",
             folder_.of_attempt(run.attempt).string(), run.describe());
     require_room(folder_.num_bytes());
     // Whoever asks for a checkpoint gives up the copies of later steps. A restart must not resume them.

@@ -66,8 +66,9 @@ class MemoryCopies {
 
   // All ranks must call the functions below together.
 
-  /// Searches for copies that earlier attempts of `run` have left. With checkpoint.load_step it takes none. Throws Error if the nodes' folders have no room for
-  /// this attempt's copies, or if a later attempt has begun.
+  /// Searches for copies that earlier attempts of `run` have left. With checkpoint.load_step it takes none. If nothing
+  /// counts the attempts, the copies get a number that no earlier start has used. Throws Error if the nodes' folders
+  /// have no room for this attempt's copies or cannot be read, or if a later attempt has begun.
   void open(const RunIdentity& run, const data::LoaderState& loader);
   /// Returns the step of the newest copies with every rank's state intact on some node, or nullopt if there are none.
   std::optional<std::int64_t> newest_step() const;
@@ -121,6 +122,8 @@ class MemoryCopies {
   /// Reads this rank's share of the files on its node. Returns the intact copies.
   std::vector<StoredCopy> read_files() const;
   void choose(const std::vector<StoredCopy>& all);
+  /// Returns `run`. If nothing counts its attempts, its attempt is above all that have a folder on some node.
+  RunIdentity after_earlier_starts(RunIdentity run);
   void delete_leftovers(bool with_chosen) const;
   void allocate(std::size_t slot_idx);
   /// Waits until the copy under way is complete on all ranks. Returns false if that takes longer than `seconds`.

@@ -372,8 +372,17 @@ TEST_F(MemoryCopiesOnNodes, AnEarlierAttemptDoesNotWrite) {
   EXPECT_TRUE(fs::is_empty(later));
   for (const auto& [path, step] : steps_of(copies_of(1, 1))) EXPECT_LE(step, 2) << path;
   // An earlier attempt does not begin beside a later one either.
-  EXPECT_THROW(train(kSharded), Error);
+  EXPECT_THROW(train(kSharded, {"--job.attempt=2"}), Error);
   EXPECT_TRUE(fs::is_empty(later));
+}
+
+TEST_F(MemoryCopiesOnNodes, AStartThatFailsLeavesNothingInTheWay) {
+  EXPECT_THROW(train(kOneNode, {"--checkpoint.initial_load_path=/nowhere"}), Error);
+  EXPECT_FALSE(fs::exists(node(0) / "memory" / "test")) << "the memory is taken last";
+  // A start that was killed has left its folder, but no run.json.
+  fs::create_directories(node(0) / "memory" / "test" / "attempt-2");
+  EXPECT_THROW(train(kOneNode, {"--job.attempt=2"}), Error);
+  EXPECT_EQ(train(kOneNode).size(), 8u);
 }
 
 TEST_F(MemoryCopiesOnNodes, ReplicasThatDifferEndTheRun) {
