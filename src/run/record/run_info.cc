@@ -155,7 +155,7 @@ bool makes_the_run(const std::string& key) {
 
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder) {
   const fs::path path = folder / kRunInfoName;
-  if (!fs::exists(path)) return std::nullopt;
+  if (!path_exists(path)) return std::nullopt;
   const ordered_json info = earlier_info(path);
   const auto run = info.find("run");
   if (run == info.end() || !run->is_object() || !run->value("id", ordered_json()).is_string()) return std::nullopt;
@@ -198,7 +198,7 @@ void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int
 
 void write_run_info(const std::filesystem::path& folder, const RunStart& start) {
   const std::filesystem::path path = folder / kRunInfoName;
-  const bool exists = std::filesystem::exists(path);
+  const bool exists = path_exists(path);
   const JobConfig config = recorded_config(start.config, start.num_data_ranks);
   if (start.first_step > config.training.steps && exists) return;
   ordered_json info = {{"format", "tessera-run"},

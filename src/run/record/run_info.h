@@ -63,7 +63,8 @@ struct RunStart {
 /// the changes are under "changed". If all steps are done, an existing file stays. Throws Error.
 void write_run_info(const std::filesystem::path& folder, const RunStart& start);
 
-/// Returns the run that has left its files in the folder, if its run.json names the run.
+/// Returns the run that has left its files in the folder, if its run.json names the run. Throws Error if it cannot be
+/// read.
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);
 
 /// Logs every key that changes in a run that resumes at step `first_step`. Jumps of the learning rate and of the batch

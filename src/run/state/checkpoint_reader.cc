@@ -195,7 +195,7 @@ std::optional<std::int64_t> CheckpointReader::choose_step(const Saver& saver) {
     const fs::path path = checkpoint_path(folder_, asked);
     require(!steps.empty(), "checkpoint.load_step is {}, but '{}' holds no checkpoint: leave the key out to start anew",
             asked, folder_.string());
-    require(fs::exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
+    require(path_exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
             path.string(), asked, fmt::join(steps, ", "));
     passed_over_.insert(std::ranges::upper_bound(steps, asked), steps.end());
     if (asked < steps.back()) {

@@ -276,7 +276,7 @@ void MemoryCopies::open(const RunIdentity& given, const data::LoaderState& loade
   std::vector<StoredCopy> own;
   run_long_together(ranks_.world(), "the check of copies in memory", [&] {
     folder_.require_no_later_attempt();
-    require(!fs::exists(folder_.of_attempt(run.attempt)),
+    require(!path_exists(folder_.of_attempt(run.attempt)),
             "'{}' is there already: {} has run before. Expected a job.attempt that counts up",
             folder_.of_attempt(run.attempt).string(), run.describe());
     require_room(folder_.num_bytes());

@@ -474,6 +474,9 @@ TEST_F(MemoryCopiesOnNodes, WithoutRoomOrNameIsAnErrorBeforeTheFirstStep) {
   };
   EXPECT_THAT(error_of({"--job.run_id="}), testing::HasSubstr("job.run_id is empty"));
   EXPECT_THAT(error_of({"--job.node_folder="}), testing::HasSubstr("job.node_folder does not say"));
+  fs::create_directories(scratch_ / "node/memory/test");
+  fs::create_symlink("attempt-1", scratch_ / "node/memory/test/attempt-1");  // a link to itself
+  EXPECT_THAT(error_of({"--job.attempt=1"}), testing::HasSubstr("cannot look for '"));
   EXPECT_THAT(error_of({"--checkpoint.enable=false"}), testing::HasSubstr("checkpoint.enable is false"));
   if (fs::space("/proc").available == 0) {
     // This file system has no room.
