@@ -213,10 +213,13 @@ void Checkpointer::gather_files() {
 void Checkpointer::commit() {
   const fs::path partial = partial_path(folder_, save_.manifest.step, saver_);
   for (const auto& [name, written] : save_.manifest.files) {
-    std::error_code missing;
-    require(fs::file_size(partial / name, missing) == written.size,
+    const std::string path = partial / name;
+    std::error_code error;
+    const std::uintmax_t size = fs::file_size(path, error);
+    if (error && !is_missing(error.value())) throw SystemError(fmt::format("look for '{}'", path), error.value());
+    require(!error && size == written.size,
             "'{}' was written by another rank but is not here: all machines of a run need the same checkpoint folder",
-            (partial / name).string());
+            path);
   }
   for (const CheckpointPart& part : tokenizer_parts(tokenizer_)) {
     save_.manifest.files[part.name] = part.write(partial / part.name);
