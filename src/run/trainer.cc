@@ -34,6 +34,15 @@ JobConfig prepared(JobConfig config, Ranks& ranks) {
   return config;
 }
 
+/// Calls `body` and logs what it throws. It is for a run that ends with another error, which is the one to report.
+void log_errors_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    spdlog::error("{}", error.what());
+  }
+}
+
 }  // namespace
 
 /// Traces one step: the host's scopes, and a GPU's kernels.
@@ -271,9 +280,8 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     result = step_.finish();
   } catch (FailedStep& error) {
     error.result.seconds.data = batches_.seconds(error.result.step);
-    if (metrics != nullptr) metrics->step(error.result);  // so that the run's files show how it ended
-    checkpointer_.finish();
-    guard_.finish();
+    if (metrics != nullptr) log_errors_of([&] { metrics->step(error.result); });  // the files show how it ended
+    finish_after_error();
     if (const auto* not_finite = dynamic_cast<const NonFiniteStep*>(&error)) fail_not_finite(*not_finite);
     throw;
   }
@@ -298,10 +306,14 @@ void Trainer::guard_state(std::int64_t step, const StateGuard::Due& due, Metrics
   try {
     guard_.run(step, due, data_.loader(), tell);
   } catch (const StateMismatch&) {  // all ranks throw it
-    checkpointer_.finish();
-    guard_.finish();
+    finish_after_error();
     throw;
   }
+}
+
+void Trainer::finish_after_error() {
+  log_errors_of([this] { checkpointer_.finish(); });
+  log_errors_of([this] { guard_.finish(); });
 }
 
 void Trainer::write_start() {

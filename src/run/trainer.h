@@ -44,6 +44,8 @@ class Trainer {
   void finish_step(MetricsWriter* metrics);
   /// Throws the error with the ranks on which it began. All ranks must call it together.
   [[noreturn]] void fail_not_finite(const NonFiniteStep& error);
+  /// Finishes the save and the copy that are under way when all ranks end with an error. Logs errors of its own.
+  void finish_after_error();
   bool measures_sqnr(std::int64_t step) const;
 
   /// Says what is done in a step and after it, as far as the configuration decides. It is the same on all ranks.

@@ -21,6 +21,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"
+#include "tests/full_disk.h"
 #include "tests/log_of.h"
 #include "tests/run/run_config.h"
 
@@ -122,6 +123,18 @@ std::vector<std::string> quantized(const std::string& recipe) {
           "--model.args.qk_rope_head_dim=32"};
 }
 
+/// Makes the next step of a run infinite.
+void spoil(Model& model) {
+  Parameters& parameters = model.parameters();
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    if (parameters.spec(id).name != "layers.1.moe.experts.w2") continue;
+    Tensor master = parameters.master(id);
+    std::fill_n(master.data<float>(), master.num_elements(), std::numeric_limits<float>::infinity());
+  }
+  Arena no_scratch(0);
+  model.refresh_weights({.arena = &no_scratch});
+}
+
 class TrainerTest : public ::testing::TestWithParam<ComputedIn> {
  protected:
   TrainerTest() { data::make_dataset(scratch_, 400, 3000, 0.1); }
@@ -197,15 +210,7 @@ TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
   // The save of step 4 may be in flight. The run still completes it.
   Trainer trainer(config({"--metrics.log_freq=100", "--checkpoint.async_mode=async"}));
   trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
-    if (step != 5) return;
-    Parameters& parameters = trainer.model().parameters();
-    for (ParamId id = 0; id < parameters.size(); ++id) {
-      if (parameters.spec(id).name != "layers.1.moe.experts.w2") continue;
-      Tensor master = parameters.master(id);
-      std::fill_n(master.data<float>(), master.num_elements(), std::numeric_limits<float>::infinity());
-    }
-    Arena no_scratch(0);
-    trainer.model().refresh_weights({.arena = &no_scratch});
+    if (step == 5) spoil(trainer.model());
   });
   expect_error([&] { trainer.run(kNoSignal); }, {"step 6", "layers.1"});
   EXPECT_EQ(checkpoint_steps(outputs() / "checkpoint"), std::vector<std::int64_t>{4});
@@ -368,6 +373,23 @@ TEST_F(Trained, ThePlanOfAPipelineIsOfTheRankThatTakesMost) {
   spdlog::default_logger()->flush();
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
               ::testing::HasSubstr("memory of rank 2 (rank 1 of the pipeline), which takes most:"));
+}
+
+/// The metrics of the failed step cannot be written. The launcher still learns why the run ended.
+TEST_F(Trained, AFullDiskDoesNotHideWhyAStepFailed) {
+  Trainer trainer(small_config(scratch_, {"--checkpoint.enable=false"}));
+  std::optional<FullDisk> full;
+  trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
+    if (step != 2) return;
+    spoil(trainer.model());
+    full.emplace(1);
+  });
+  try {
+    trainer.run(kNoSignal);
+    ADD_FAILURE() << "no error";
+  } catch (const NonFiniteStep& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("step 3"));
+  }
 }
 
 /// A run that resumes does not load its initial weights again.
