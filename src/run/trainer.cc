@@ -420,6 +420,13 @@ Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
   return is_done ? StepOutcome::kDone : StepOutcome::kStopped;
 }
 
+void Trainer::tell_signal(int own_signal, std::int64_t step) {
+  const double own = own_signal;
+  const std::vector<double> signals = ranks_.world().all_gather(std::span(&own, 1), "which signal stops the run");
+  if (!is_first_rank()) return;
+  spdlog::warn("stopped by signal {:.0f} after step {} of {}", std::ranges::max(signals), step, config_.training.steps);
+}
+
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
   const std::int64_t num_steps = config_.training.steps;
   if (is_first_rank()) write_start();
@@ -448,14 +455,12 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (after != StepOutcome::kNextStep) break;
   }
   guard_.remove_copies();  // the checkpoint has everything
-  const int stopped_by =
-      after == StepOutcome::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
-  if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
+  if (after == StepOutcome::kStopped) tell_signal(stop_signal, step);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());
   }
   spdlog::info("metrics: {}", (dump_folder_ / kMetricsName).string());
-  return stopped_by;
+  return after == StepOutcome::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
 }
 
 }  // namespace tessera

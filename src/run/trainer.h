@@ -76,6 +76,9 @@ class Trainer {
   /// or null.
   StepOutcome end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
                        StepTrace* trace, MetricsWriter* metrics);
+  /// Logs on rank 0 which signal stops the run after `step`. It may have reached another rank only. All ranks must call
+  /// it together.
+  void tell_signal(int own_signal, std::int64_t step);
   /// Finishes the oldest steps until `left` are under way.
   void finish_steps(std::size_t left, MetricsWriter* metrics);
   void save(std::int64_t step, bool is_last);

@@ -573,7 +573,7 @@ TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
         small_config(scratch_, {"--validation.enable", "--validation.freq=1", "--validation.steps=10000000",
                                 "--training.num_threads=1", fmt::format("--training.steps={}", num_steps)});
     volatile std::sig_atomic_t signal = 0;
-    on_ranks(2, [&](Ranks& ranks) {
+    const auto run = [&](Ranks& ranks) {
       Trainer trainer(config, &ranks);
       std::atomic<std::int64_t> step = 0;
       std::optional<std::jthread> sender;
@@ -587,7 +587,10 @@ TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
       const int stopped_by = trainer.run(ranks.rank() == 1 ? signal : kNoSignal, &step);
       EXPECT_EQ(stopped_by, ranks.rank() == 1 ? SIGTERM : 0);
       EXPECT_EQ(step, 1);
-    });
+    };
+    const std::string log = log_of([&] { on_ranks(2, run); }), told = "stopped by signal 15 after step 1 of ";
+    ASSERT_THAT(log, ::testing::HasSubstr(told));
+    EXPECT_EQ(log.find(told), log.rfind(told)) << "one rank tells it";
     EXPECT_EQ(checkpoint_steps(checkpoints()), std::vector<std::int64_t>{1});
     EXPECT_TRUE(logged("validation_loss").empty());
   }
