@@ -427,14 +427,31 @@ void Trainer::tell_signal(int own_signal, std::int64_t step) {
   spdlog::warn("stopped by signal {:.0f} after step {} of {}", std::ranges::max(signals), step, config_.training.steps);
 }
 
+int Trainer::run_without_steps(const volatile std::sig_atomic_t& stop_signal) {
+  const std::int64_t step = first_step() - 1;
+  double lacks = 0.0;
+  run_together(ranks_.world(), "the metrics of the last step", [&] {
+    if (!is_first_rank() || data_.validation_loader() == nullptr || step != config_.training.steps) return;
+    lacks = has_validation_loss(dump_folder_ / kMetricsName, step) ? 0.0 : 1.0;
+  });
+  lacks = ranks_.world().all_gather(std::span(&lacks, 1), "whether the last validation is missing").front();
+  std::optional<double> loss;
+  if (lacks > 0.0) {
+    ranks_.set_section(Section::kValidation);
+    loss = validate(stop_signal);
+    if (!loss) tell_signal(stop_signal, step);
+    if (is_first_rank() && loss) MetricsWriter(metrics_options()).validation(step, *loss);
+  } else {
+    spdlog::info("nothing to do: step {} of {} is done", step, config_.training.steps);
+  }
+  guard_.remove_copies();
+  return lacks > 0.0 && !loss ? static_cast<int>(stop_signal) : 0;
+}
+
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
   const std::int64_t num_steps = config_.training.steps;
   if (is_first_rank()) write_start();
-  if (first_step() > num_steps) {
-    spdlog::info("nothing to do: step {} of {} is done", first_step() - 1, num_steps);
-    guard_.remove_copies();
-    return 0;
-  }
+  if (first_step() > num_steps) return run_without_steps(stop_signal);
   std::optional<MetricsWriter> writer;
   if (is_first_rank()) writer.emplace(metrics_options());
   MetricsWriter* const metrics = writer ? &*writer : nullptr;

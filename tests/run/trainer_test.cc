@@ -565,6 +565,23 @@ TEST_F(Trained, ASignalInTheLastStepIsTooLate) {
   EXPECT_EQ(Trainer(small_config(scratch_, {"--training.steps=2"})).run(signal), 0);
 }
 
+TEST_F(Trained, TheLastValidationIsMadeUpFor) {
+  const JobConfig config =
+      small_config(scratch_, {"--validation.enable", "--validation.steps=2", "--training.steps=1"});
+  train(config);
+  const std::vector<double> expected = logged("validation_loss");
+  ASSERT_EQ(expected.size(), 1u);
+  std::filesystem::remove_all(scratch_ / "outputs");
+  const volatile std::sig_atomic_t signal = SIGTERM;
+  EXPECT_EQ(Trainer(config).run(signal), SIGTERM);  // after step 1, in its validation
+  EXPECT_TRUE(logged("validation_loss").empty());
+  for (const int num_ranks : {1, 2}) {  // the second start finds the loss
+    on_ranks(num_ranks, [&](Ranks& ranks) { EXPECT_EQ(Trainer(config, &ranks).run(kNoSignal), 0); });
+    EXPECT_EQ(logged("validation_loss"), expected);
+    EXPECT_EQ(logged("loss").size(), 1u);
+  }
+}
+
 /// This validation would take hours.
 TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
   for (const char* num_steps : {"1", "8"}) {  // step 1 is the last step, or not

@@ -47,6 +47,18 @@ std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_
 
 }  // namespace
 
+bool has_validation_loss(const std::filesystem::path& path, std::int64_t step) {
+  if (!path_exists(path)) return false;
+  std::istringstream file(read_text_file(path));
+  for (std::string line; std::getline(file, line);) {
+    const auto parsed = nlohmann::json::parse(line, nullptr, false);
+    if (parsed.is_object() && parsed.contains("validation_loss") && parsed.value("step", nlohmann::json()) == step) {
+      return true;
+    }
+  }
+  return false;
+}
+
 std::size_t resident_bytes() {
   std::ifstream status("/proc/self/status");
   std::size_t bytes = 0;

@@ -23,6 +23,10 @@ std::size_t resident_bytes();
 /// is known, its dense bfloat16 rate. 0 means unknown.
 double peak_tflops(const JobConfig& config, Device device);
 
+/// Returns whether this metrics.jsonl has the validation loss of a step. Throws Error if there is a file that cannot be
+/// read.
+bool has_validation_loss(const std::filesystem::path& path, std::int64_t step);
+
 /// Formats a size: "1.25GiB".
 std::string format_gib(std::size_t bytes);
 
