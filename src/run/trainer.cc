@@ -151,7 +151,8 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
   }
   if (config_.model.print_after_conversion) {
     const Parameters& parameters = step_.model().parameters();
-    spdlog::info("precisions of the GEMMs (bf16: training.mixed_precision_param, {}):\n{}",
+    spdlog::info("precisions of the GEMMs{} (bf16: training.mixed_precision_param, {}):\n{}",
+                 mesh_->degrees.pp == 1 ? "" : " of rank 0's stages of the pipeline",
                  name_of(parameters.compute_dtype()),
                  describe_precisions(parameters, step_.model().quantized_weights().table()));
   }

@@ -375,6 +375,15 @@ TEST_F(Trained, ThePlanOfAPipelineIsOfTheRankThatTakesMost) {
               ::testing::HasSubstr("memory of rank 2 (rank 1 of the pipeline), which takes most:"));
 }
 
+/// Rank 0 has some layers only.
+TEST_F(Trained, PrecisionsOfAPipelineAreOfTheStagesThatTheyName) {
+  const JobConfig config =
+      small_config(scratch_, {"--parallelism.pipeline_parallel_degree=2", "--model.args.num_mtp_modules=0",
+                              "--training.num_threads=1", "--model.print_after_conversion"});
+  const std::string log = log_of([&] { on_ranks(2, [&](Ranks& ranks) { Trainer trainer(config, &ranks); }); });
+  EXPECT_THAT(log, ::testing::HasSubstr("precisions of the GEMMs of rank 0's stages of the pipeline"));
+}
+
 /// The metrics of the failed step cannot be written. The launcher still learns why the run ended.
 TEST_F(Trained, AFullDiskDoesNotHideWhyAStepFailed) {
   Trainer trainer(small_config(scratch_, {"--checkpoint.enable=false"}));
