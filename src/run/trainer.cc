@@ -288,6 +288,7 @@ void Trainer::finish_step(MetricsWriter* metrics) {
   }
   result.seconds.data = batches_.seconds(result.step);
   if (is_first_rank() && !result.repeated_for.empty()) {
+    if (metrics != nullptr) metrics->clear_progress();
     spdlog::warn("step {}: {}; made again from the same batches: {}", result.step, result.repeated_for,
                  result.is_skipped ? "the same. The step is left out (training.skip_loss_spikes)"
                                    : "it is well. A transient fault; the run goes on with the second result");
@@ -390,9 +391,10 @@ Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
   const Votes agreed = agree(stop_signal);
   bool is_done = plan.is_last, ends = is_done || agreed.stops;
   const bool copies = guard_.copies_after(step);
-  if (ends || plan.validates || plan.saves || copies || agreed.has_copied || guard_.verifies_after(step, plan.saves)) {
-    finish_steps(0, metrics);
-  }
+  const bool is_alone =
+      ends || plan.validates || plan.saves || copies || agreed.has_copied || guard_.verifies_after(step, plan.saves);
+  if (is_alone) finish_steps(0, metrics);
+  if (metrics != nullptr && (is_alone || agreed.has_written)) metrics->clear_progress();  // what follows may log
   const bool pauses = metrics != nullptr && step_.num_started() == 0;
   if (pauses) metrics->pause();
   if (trace != nullptr) trace->write(trace_folder() / fmt::format("step-{}.json", step));

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <pty.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -373,6 +376,34 @@ TEST_F(Trained, ThePlanOfAPipelineIsOfTheRankThatTakesMost) {
   spdlog::default_logger()->flush();
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
               ::testing::HasSubstr("memory of rank 2 (rank 1 of the pipeline), which takes most:"));
+}
+
+/// On a terminal a line of the log does not begin behind the progress bar.
+TEST_F(Trained, TheProgressBarMakesRoomForTheLog) {
+  int screen = -1, terminal = -1;
+  ASSERT_EQ(openpty(&screen, &terminal, nullptr, nullptr, nullptr), 0);
+  const int before = dup(STDERR_FILENO);
+  const auto logger = spdlog::default_logger();
+  dup2(terminal, STDERR_FILENO);
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("terminal", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
+  {
+    Trainer trainer(small_config(scratch_, {"--metrics.log_freq=100", "--checkpoint.async_mode=disabled"}));
+    trainer.set_step_callback([](std::int64_t step, const StepResult&) {
+      if (step == 3) std::this_thread::sleep_for(std::chrono::milliseconds(150));  // the next step draws the bar
+    });
+    trainer.run(kNoSignal);
+  }
+  spdlog::set_default_logger(logger);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(terminal);
+  std::string shown;  // a read fails after the last one
+  for (char character = 0; read(screen, &character, 1) == 1;) shown += character;
+  close(screen);
+  const std::size_t saved = shown.find("saved "), bar = shown.rfind("training: 50%", saved);
+  ASSERT_NE(bar, std::string::npos) << shown;
+  EXPECT_THAT(shown.substr(bar, saved - bar), ::testing::HasSubstr("\r\033[K"));
 }
 
 /// Rank 0 has some layers only.

@@ -74,6 +74,8 @@ class MetricsWriter {
   void checkpoint(std::int64_t step, double stall_seconds, double seconds);
   /// Writes the checksum of the model's state after a step whose replicas were compared.
   void state_checksum(std::int64_t step, std::uint64_t checksum);
+  /// Removes the progress bar of a terminal until the next step. Call it before others log.
+  void clear_progress();
   /// Stops the training time until resume(). No step may be under way then.
   void pause();
   void resume();
@@ -105,7 +107,6 @@ class MetricsWriter {
   /// every half a minute.
   void write_expert_loads(const StepResult& result);
   void draw_progress(std::int64_t step, double loss);
-  void clear_progress();
   void append(const std::string& line);
 
   MetricsOptions options_;
