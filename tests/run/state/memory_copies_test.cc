@@ -422,6 +422,20 @@ TEST_F(MemoryCopiesOnNodes, ReplicasThatDifferEndTheRun) {
   }
 }
 
+/// Another learning rate gives other states on all ranks. This is no replay, and says nothing about the mismatch.
+TEST_F(MemoryCopiesOnNodes, OnlyAReplaySaysWhichReplicaWasWrong) {
+  EXPECT_THROW(train(kReplicas, {}, -1,
+                     [](std::int64_t step, int rank, Trainer& trainer) {
+                       if (step == 4 && rank == 0) trainer.model().parameters().all_masters().data<float>()[0] += 1.0f;
+                     }),
+               StateMismatch);
+  const std::string log = log_of([&] { train(kReplicas, {"--optimizer.lr=1e-5"}, 6); });
+  EXPECT_THAT(log, testing::HasSubstr("differed at step 4"));
+  EXPECT_THAT(log, testing::Not(testing::HasSubstr("SAYS WHICH STATE WAS WRONG")));
+  for (int i = 0; i < 2; ++i) fs::remove_all(node(i));  // begins at step 1 again
+  EXPECT_THAT(log_of([&] { train(kReplicas); }), testing::HasSubstr("THE REPLAY OF STEP 4 SAYS"));
+}
+
 // No checkpoint is saved of a state that differs between replicas, even without copies in memory.
 TEST_F(MemoryCopiesOnNodes, ReplicasAreComparedBeforeASave) {
   const std::vector<std::string> overrides = {"--checkpoint.memory_interval=0", "--checkpoint.interval=2",
