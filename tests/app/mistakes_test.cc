@@ -190,7 +190,7 @@ std::vector<Mistake> mistakes_with_sizes() {
        train({"--training.global_batch_size=3"}),
        {"global_batch_size = 3", "local_batch_size = 2", "nearest that is: 4"}},
       {"a decay beyond the end", train({"--lr_scheduler.decay_ratio=3"}), {"decay_ratio is 3", "expected 0 to 1"}},
-      {"very many threads", train({"--training.num_threads=100000"}), {"num_threads is 100000", "0 (one per core)"}},
+      {"very many threads", train({"--training.num_threads=100000"}), {"num_threads is 100000", "0 (from the cores)"}},
       {"tensor parallelism on one rank",
        train({"--parallelism.tensor_parallel_degree=2"}),
        {"1 rank was started", "needs 2 ranks", "-np 2 "}},
