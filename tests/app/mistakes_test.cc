@@ -93,6 +93,18 @@ std::vector<Mistake> mistakes_with_words() {
       {"a GPU's plan by a program without CUDA, or nothing",
        {"plan", "memory", "--device=gpu"},
        {"training.device", "gpu", "expected one of", "cuda"}},
+      {"a ranks' starter without ranks", {"doctor", "--starter-option=-v"}, {"--starter-option requires --cluster"}},
+      {"rates without a check that measures", {"health", "check", "--rates=@rates"}, {"--rates requires --active"}},
+      {"an expected rate without it", {"health", "check", "--expect-tflops=1"}, {"--expect-tflops requires --active"}},
+      {"an expected copy without it", {"health", "check", "--expect-copy=1"}, {"--expect-copy requires --active"}},
+      {"the CPU without it", {"health", "check", "--check-on-cpu"}, {"--check-on-cpu requires --active"}},
+      {"checkpoints against no failures",
+       {"plan", "time", "--minutes-between-checkpoints=5"},
+       {"--minutes-between-checkpoints requires --hours-between-failures"}},
+      {"restarts without failures",
+       {"plan", "time", "--restart-minutes=5"},
+       {"--restart-minutes requires --hours-between-failures"}},
+      {"a split of no document", {"data", "inspect", "@dataset", "--split=val"}, {"--split requires --document"}},
       {"a missing option", {"generate", "--prompt=x"}, {"--checkpoint is required", "`tessera generate --help`"}},
   };
 }
