@@ -236,7 +236,8 @@ void add_inspect_command(CLI::App& parent) {
                                           "Print this document's text (counted from 0) in place of checking")
                               ->transform(as_count());
   app->add_option("--split", command->split, "The split that --document counts in: train or val")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(document);
   app->callback([command, document] {
     command->has_document = document->count() > 0;
     command->run();

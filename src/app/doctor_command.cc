@@ -68,7 +68,7 @@ void add_doctor_command(CLI::App& app, int& status) {
       ->transform(as_count(1));
   command->add_option("--folder", options->cluster.folders,
                       "A folder that all nodes should share, as for datasets and runs; may be given several times");
-  for (const char* of_cluster : {"--engine", "--hosts", "--ranks-per-node"}) {
+  for (const char* of_cluster : {"--engine", "--hosts", "--starter-option", "--ranks-per-node"}) {
     command->get_option(of_cluster)->needs(cluster);
   }
   // --cluster starts these on nodes.

@@ -455,16 +455,18 @@ void add_time_command(CLI::App& parent) {
   CLI::Option* tokens =
       app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
           ->check(is_number(1.0, 1e18));
-  app->add_option("--hours-between-failures", command->hours_between_failures,
-                  "Of the whole run: with --tokens, says what failures cost")
-      ->check(is_number(1e-3, 1e9))
-      ->needs(tokens);
+  CLI::Option* failures = app->add_option("--hours-between-failures", command->hours_between_failures,
+                                          "Of the whole run: with --tokens, says what failures cost")
+                              ->check(is_number(1e-3, 1e9))
+                              ->needs(tokens);
   app->add_option("--minutes-between-checkpoints", command->minutes_between_checkpoints,
                   "Default: checkpoint.interval or memory_interval, in steps of this length")
-      ->check(is_number(0.0, 1e6));
+      ->check(is_number(0.0, 1e6))
+      ->needs(failures);
   app->add_option("--restart-minutes", command->restart_minutes, "From a failure to the next step")
       ->check(is_number(0.0, 1e6))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(failures);
   app->add_flag("--json", command->json, "Print one line of JSON");
   add_page_options(*app, command->html, command->validation);
   app->footer("Keys of the configuration as in `tessera train`. Nothing is trained.");

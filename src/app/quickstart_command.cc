@@ -104,14 +104,15 @@ class Quickstart {
     require(is_new || fs::exists(folder_ / kConfigName),
             "'{}' exists and was not made by quickstart; expected a new folder (--out FOLDER)", folder_.string());
     create_folder(folder_);
+    if (fs::exists(folder_ / kTimingName)) keep_seconds();
     if (!is_new) std::cout << fmt::format("'{}' is there: what is done is not done again\n", folder_.string());
     if (is_new) write_whole_file(folder_ / kConfigName, config_text(folder_, 100));
     try {
       run_stages();
     } catch (const Ended& ended) {
       if (stop_.count == 0) return ended.status();
-      std::cout << fmt::format("\nstopped; `tessera quickstart --out {}` goes on from here\n",
-                               shell_word(folder_.string()));
+      std::cout << fmt::format("\nstopped; `tessera quickstart --out {} --seconds {:g}` goes on from here\n",
+                               shell_word(folder_.string()), seconds_);
       return 128 + stop_.signal;
     }
     return 0;
@@ -193,17 +194,33 @@ class Quickstart {
     start({"bench", "step", folder_ / kConfigName, "--steps=8", "--warmup=2"}, log);
     const std::string output = read_text_file(log);
     write_whole_file(folder_ / kTimingName, output.substr(output.find('{')));
+    nlohmann::json timed = timing();
+    timed["seconds"] = seconds_;
+    write_whole_file(folder_ / kTimingName, timed.dump() + "\n");
     const std::int64_t num_steps = steps_in(seconds_);
     std::cout << fmt::format("a step takes {:.0f} ms: {} steps\n", step_ms(), num_steps);
     write_whole_file(folder_ / kConfigName, config_text(folder_, num_steps));
   }
 
-  double step_ms() const {
-    const auto timing = nlohmann::json::parse(read_text_file(folder_ / kTimingName), nullptr, false);
+  /// Takes the time to train from the start that measured the steps. The runs there have been made for that time.
+  void keep_seconds() {
+    const double before = timing().value("seconds", seconds_);
+    if (before != seconds_) {
+      std::cout << fmt::format(
+          "its runs are of --seconds {:g}, as at its first start; another --out takes other ones\n", before);
+    }
+    seconds_ = before;
+  }
+
+  /// Returns what `tessera bench step` has measured, and the time to train.
+  nlohmann::json timing() const {
+    auto timing = nlohmann::json::parse(read_text_file(folder_ / kTimingName), nullptr, false);
     require(timing.is_object() && timing.contains("step_ms") && timing["step_ms"].is_number(),
             "'{}' is damaged; remove it, and quickstart measures again", (folder_ / kTimingName).string());
-    return timing["step_ms"].get<double>();
+    return timing;
   }
+
+  double step_ms() const { return timing()["step_ms"].get<double>(); }
 
   std::int64_t steps_in(double seconds) const {
     constexpr double kFewest = 20, kMost = 10'000;

@@ -265,8 +265,11 @@ void add_training_keys(ConfigTable& t, JobConfig& c) {
   t.add("training.device", c.training.device,
         {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
         "where to compute; auto: on GPUs, if each rank of the machine has one, else on CPUs");
-  t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core",
-        NumberRange{.lowest = 0.0, .highest = 4096.0, .expected = "0 (one per core) to 4096"});
+  t.add(
+      "training.num_threads", c.training.num_threads,
+      "CPU threads of a rank; 0: OMP_NUM_THREADS, or else the cores that the rank may run on, divided by the ranks of "
+      "the node that may run on the same ones",
+      NumberRange{.lowest = 0.0, .highest = 4096.0, .expected = "0 (from the cores) to 4096"});
 }
 
 void add_parallelism_keys(ConfigTable& t, JobConfig& c) {

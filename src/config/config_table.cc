@@ -432,8 +432,13 @@ void ConfigTable::apply_override(std::string_view assignment) {
   std::optional<std::string_view> text;
   if (equals != std::string_view::npos) text = assignment.substr(equals + 1);
   if (!text && known(key) == nullptr && last_part(key).starts_with("no_")) {
-    key.erase(key.size() - last_part(key).size(), 3);
-    text = "false";
+    std::string flag = key;
+    flag.erase(flag.size() - last_part(flag).size(), 3);
+    const Entry* entry = known(flag);
+    if (entry == nullptr || std::holds_alternative<bool>(entry->example)) {
+      key = flag;
+      text = "false";
+    }
   }
   if (const Foreign* skipped = foreign(key)) {
     Value value = true;

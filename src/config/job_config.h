@@ -1,5 +1,5 @@
 // The configuration of a training run. It is TOML, with TorchTitan v0.2's sections and keys where the meaning is the
-// same. docs/config.md lists all keys. The same table makes --help, --print-config and the checks.
+// same. docs/config.md lists all keys. The same table makes --list-keys, --print-config and the checks.
 #pragma once
 
 #include <filesystem>

@@ -1,11 +1,15 @@
 #include "run/rank_setup.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
+#include "base/file.h"
 #include "base/log.h"
+#include "comm/halves.h"
 #include "comm/together.h"
 #include "tensor/parallel.h"
 
@@ -31,14 +35,38 @@ void warn_of_too_many_threads(std::string_view setting, std::int64_t num_threads
   }
 }
 
+/// Returns how many ranks of this node share the cores of this rank, with itself.
+int num_on_own_cores(Ranks& ranks) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  sched_getaffinity(0, sizeof cores, &cores);
+  std::vector<double> own;
+  append_halves(checksum(as_bytes_of(cores)), own);
+  const std::vector<double> all = ranks.world().all_gather(own, "the cores of ranks");
+  std::vector<std::uint64_t> cores_of_rank;
+  for (std::size_t begin = 0; begin < all.size(); begin += own.size()) {
+    cores_of_rank.push_back(join_halves(&all[begin]));
+  }
+  return num_sharing_cores(ranks.first_ranks_on_nodes(), cores_of_rank, ranks.rank());
+}
+
 }  // namespace
 
-void set_threads(const JobConfig& config, const Ranks& ranks) {
+int num_sharing_cores(std::span<const int> node_of_rank, std::span<const std::uint64_t> cores_of_rank, int rank) {
+  const auto own = static_cast<std::size_t>(rank);
+  int count = 0;
+  for (std::size_t i = 0; i < node_of_rank.size(); ++i) {
+    count += node_of_rank[i] == node_of_rank[own] && cores_of_rank[i] == cores_of_rank[own] ? 1 : 0;
+  }
+  return count;
+}
+
+void set_threads(const JobConfig& config, Ranks& ranks) {
   if (config.training.num_threads > 0) {
     set_num_threads(static_cast<int>(config.training.num_threads));
     warn_of_too_many_threads("training.num_threads", config.training.num_threads, ranks);
-  } else if (ranks.size() > 1) {
-    set_num_threads(std::max(1, num_cores() / ranks.num_on_node()));
+  } else if (ranks.size() > 1 && std::getenv("OMP_NUM_THREADS") == nullptr) {
+    set_num_threads(std::max(1, num_cores() / num_on_own_cores(ranks)));
   } else {
     warn_of_too_many_threads("OMP_NUM_THREADS", num_threads(), ranks);
   }

@@ -1,6 +1,7 @@
 // Sets up a rank before it builds anything: its threads, its GPU and its place in the mesh.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -11,9 +12,13 @@
 
 namespace tessera {
 
-/// Sets the number of threads of a rank to training.num_threads. If that is 0, several ranks share the node's cores
-/// evenly.
-void set_threads(const JobConfig& config, const Ranks& ranks);
+/// Sets the number of threads of a rank to training.num_threads. If that is 0, OMP_NUM_THREADS counts. Without either,
+/// the ranks of a node that may run on the same cores share these evenly. All ranks must call it together.
+void set_threads(const JobConfig& config, Ranks& ranks);
+
+/// Returns how many ranks of a rank's node have the same cores, with itself. node_of_rank[r] is the node of rank r, and
+/// cores_of_rank[r] identifies the cores that it may run on.
+int num_sharing_cores(std::span<const int> node_of_rank, std::span<const std::uint64_t> cores_of_rank, int rank);
 
 /// Makes one of several ranks use GPU number `device` of this machine. From then on `world`, and groups that are split
 /// from it, communicate tensors in GPU memory. A wait for the GPU then also watches the other ranks. `world` must

@@ -34,6 +34,15 @@ JobConfig prepared(JobConfig config, Ranks& ranks) {
   return config;
 }
 
+/// Calls `body` and logs what it throws. It is for a run that ends with another error, which is the one to report.
+void log_errors_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    spdlog::error("{}", error.what());
+  }
+}
+
 }  // namespace
 
 /// Traces one step: the host's scopes, and a GPU's kernels.
@@ -91,15 +100,17 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   ranks_.set_section(Section::kLoading);
   if (config_.checkpoint.enable) resume();
   if (first_step() > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
+  if (guard_.copies() != nullptr) guard_.copies()->allocate();  // last: a start that fails before leaves nothing
 }
 
 RunIdentity Trainer::share_run_identity() {
   RunIdentity run;
   if (run_folder_) run = run_folder_->run();
   run.id = broadcast_first_text(ranks_.world(), run.id, "the run's identity");
-  const auto attempt = static_cast<double>(run.attempt);
-  run.attempt =
-      static_cast<std::int64_t>(ranks_.world().all_gather(std::span(&attempt, 1), "the run's attempt").front());
+  const double attempt[] = {static_cast<double>(run.attempt), run.is_counted ? 1.0 : 0.0};
+  const std::vector<double> all = ranks_.world().all_gather(attempt, "the run's attempt");
+  run.attempt = static_cast<std::int64_t>(all[0]);
+  run.is_counted = all[1] > 0.0;
   return run;
 }
 
@@ -109,7 +120,6 @@ void Trainer::resume() {
   const auto in_memory = copies != nullptr ? copies->newest_step() : std::nullopt;
   std::optional<ResumedFrom> resumed = checkpointer_.resume(data_.loader(), in_memory);
   if (!resumed && in_memory) resumed = copies->load(data_.loader());
-  if (copies != nullptr) copies->allocate();
   if (resumed) resumed_ = std::move(*resumed);
 }
 
@@ -141,7 +151,8 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
   }
   if (config_.model.print_after_conversion) {
     const Parameters& parameters = step_.model().parameters();
-    spdlog::info("precisions of the GEMMs (bf16: training.mixed_precision_param, {}):\n{}",
+    spdlog::info("precisions of the GEMMs{} (bf16: training.mixed_precision_param, {}):\n{}",
+                 mesh_->degrees.pp == 1 ? "" : " of rank 0's stages of the pipeline",
                  name_of(parameters.compute_dtype()),
                  describe_precisions(parameters, step_.model().quantized_weights().table()));
   }
@@ -270,14 +281,14 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     result = step_.finish();
   } catch (FailedStep& error) {
     error.result.seconds.data = batches_.seconds(error.result.step);
-    if (metrics != nullptr) metrics->step(error.result);  // so that the run's files show how it ended
-    checkpointer_.finish();
-    guard_.finish();
+    if (metrics != nullptr) log_errors_of([&] { metrics->step(error.result); });  // the files show how it ended
+    finish_after_error();
     if (const auto* not_finite = dynamic_cast<const NonFiniteStep*>(&error)) fail_not_finite(*not_finite);
     throw;
   }
   result.seconds.data = batches_.seconds(result.step);
   if (is_first_rank() && !result.repeated_for.empty()) {
+    if (metrics != nullptr) metrics->clear_progress();
     spdlog::warn("step {}: {}; made again from the same batches: {}", result.step, result.repeated_for,
                  result.is_skipped ? "the same. The step is left out (training.skip_loss_spikes)"
                                    : "it is well. A transient fault; the run goes on with the second result");
@@ -297,19 +308,22 @@ void Trainer::guard_state(std::int64_t step, const StateGuard::Due& due, Metrics
   try {
     guard_.run(step, due, data_.loader(), tell);
   } catch (const StateMismatch&) {  // all ranks throw it
-    checkpointer_.finish();
-    guard_.finish();
+    finish_after_error();
     throw;
   }
 }
 
+void Trainer::finish_after_error() {
+  log_errors_of([this] { checkpointer_.finish(); });
+  log_errors_of([this] { guard_.finish(); });
+}
+
 void Trainer::write_start() {
-  JobConfig now = config_;
-  now.training.global_batch_size = now.sequences_per_step(mesh_->num_data_ranks());
-  if (resumed_.config) tell_config_changes(*resumed_.config, now, first_step());
+  const std::int64_t num_data_ranks = mesh_->num_data_ranks();
+  if (resumed_.config) tell_config_changes(*resumed_.config, recorded_config(config_, num_data_ranks), first_step());
   write_run_info(dump_folder_, {.run = run_folder_->run(),
-                                .config = now,
-                                .num_data_ranks = mesh_->num_data_ranks(),
+                                .config = config_,
+                                .num_data_ranks = num_data_ranks,
                                 .first_step = first_step(),
                                 .saved = resumed_.config,
                                 .gpus = on_gpu() ? cuda::gpu_names() : std::vector<std::string>()});
@@ -377,9 +391,10 @@ Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
   const Votes agreed = agree(stop_signal);
   bool is_done = plan.is_last, ends = is_done || agreed.stops;
   const bool copies = guard_.copies_after(step);
-  if (ends || plan.validates || plan.saves || copies || agreed.has_copied || guard_.verifies_after(step, plan.saves)) {
-    finish_steps(0, metrics);
-  }
+  const bool is_alone =
+      ends || plan.validates || plan.saves || copies || agreed.has_copied || guard_.verifies_after(step, plan.saves);
+  if (is_alone) finish_steps(0, metrics);
+  if (metrics != nullptr && (is_alone || agreed.has_written)) metrics->clear_progress();  // what follows may log
   const bool pauses = metrics != nullptr && step_.num_started() == 0;
   if (pauses) metrics->pause();
   if (trace != nullptr) trace->write(trace_folder() / fmt::format("step-{}.json", step));
@@ -408,14 +423,38 @@ Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
   return is_done ? StepOutcome::kDone : StepOutcome::kStopped;
 }
 
+void Trainer::tell_signal(int own_signal, std::int64_t step) {
+  const double own = own_signal;
+  const std::vector<double> signals = ranks_.world().all_gather(std::span(&own, 1), "which signal stops the run");
+  if (!is_first_rank()) return;
+  spdlog::warn("stopped by signal {:.0f} after step {} of {}", std::ranges::max(signals), step, config_.training.steps);
+}
+
+int Trainer::run_without_steps(const volatile std::sig_atomic_t& stop_signal) {
+  const std::int64_t step = first_step() - 1;
+  double lacks = 0.0;
+  run_together(ranks_.world(), "the metrics of the last step", [&] {
+    if (!is_first_rank() || data_.validation_loader() == nullptr || step != config_.training.steps) return;
+    lacks = has_validation_loss(dump_folder_ / kMetricsName, step) ? 0.0 : 1.0;
+  });
+  lacks = ranks_.world().all_gather(std::span(&lacks, 1), "whether the last validation is missing").front();
+  std::optional<double> loss;
+  if (lacks > 0.0) {
+    ranks_.set_section(Section::kValidation);
+    loss = validate(stop_signal);
+    if (!loss) tell_signal(stop_signal, step);
+    if (is_first_rank() && loss) MetricsWriter(metrics_options()).validation(step, *loss);
+  } else {
+    spdlog::info("nothing to do: step {} of {} is done", step, config_.training.steps);
+  }
+  guard_.remove_copies();
+  return lacks > 0.0 && !loss ? static_cast<int>(stop_signal) : 0;
+}
+
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
   const std::int64_t num_steps = config_.training.steps;
   if (is_first_rank()) write_start();
-  if (first_step() > num_steps) {
-    spdlog::info("nothing to do: step {} of {} is done", first_step() - 1, num_steps);
-    guard_.remove_copies();
-    return 0;
-  }
+  if (first_step() > num_steps) return run_without_steps(stop_signal);
   std::optional<MetricsWriter> writer;
   if (is_first_rank()) writer.emplace(metrics_options());
   MetricsWriter* const metrics = writer ? &*writer : nullptr;
@@ -436,14 +475,12 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (after != StepOutcome::kNextStep) break;
   }
   guard_.remove_copies();  // the checkpoint has everything
-  const int stopped_by =
-      after == StepOutcome::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
-  if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
+  if (after == StepOutcome::kStopped) tell_signal(stop_signal, step);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());
   }
   spdlog::info("metrics: {}", (dump_folder_ / kMetricsName).string());
-  return stopped_by;
+  return after == StepOutcome::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
 }
 
 }  // namespace tessera

@@ -26,8 +26,9 @@ class Trainer {
   explicit Trainer(JobConfig config, Ranks* ranks = nullptr);
 
   /// Trains to the last step, or until `stop_signal` is not 0 on some rank. Then it finishes and saves the current
-  /// step, and gives up a validation that is under way. Returns the signal, or 0. It stores the current step in
-  /// `current_step`. A signal handler uses that to say what it waits for.
+  /// step, and gives up a validation that is under way. The next start makes up for the last one. Returns the signal if
+  /// it stopped the run and reached this rank, or else 0. It stores the current step in `current_step`. A signal
+  /// handler uses that to say what it waits for. Throws Error.
   int run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step = nullptr);
 
   /// Sets a function that is called after each step, for tests.
@@ -44,6 +45,8 @@ class Trainer {
   void finish_step(MetricsWriter* metrics);
   /// Throws the error with the ranks on which it began. All ranks must call it together.
   [[noreturn]] void fail_not_finite(const NonFiniteStep& error);
+  /// Finishes the save and the copy that are under way when all ranks end with an error. Logs errors of its own.
+  void finish_after_error();
   bool measures_sqnr(std::int64_t step) const;
 
   /// Says what is done in a step and after it, as far as the configuration decides. It is the same on all ranks.
@@ -74,6 +77,11 @@ class Trainer {
   /// or null.
   StepOutcome end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
                        StepTrace* trace, MetricsWriter* metrics);
+  /// Logs on rank 0 which signal stops the run after `step`. It may have reached another rank only. All ranks must call
+  /// it together.
+  void tell_signal(int own_signal, std::int64_t step);
+  /// Ends a run whose steps are all done. Validates if a signal has ended the last validation. Returns what run() does.
+  int run_without_steps(const volatile std::sig_atomic_t& stop_signal);
   /// Finishes the oldest steps until `left` are under way.
   void finish_steps(std::size_t left, MetricsWriter* metrics);
   void save(std::int64_t step, bool is_last);

@@ -109,6 +109,22 @@ TEST_F(LaunchMistakes, WithHostsAreTold) {
   });
 }
 
+TEST_F(LaunchMistakes, WithRanksAreTold) {
+  const auto message_of = [&](const Words& options, const char* key) {
+    Words arguments = {"launch", "--hosts=n1,n2"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    arguments.insert(arguments.end(), {"--", "train", key, in_scratch("--job.dump_folder=FOLDER/outputs")});
+    const Words without_gpu = {"/usr/bin/env", "CUDA_VISIBLE_DEVICES="};
+    const Finished finished = Process(scratch_, arguments, RLIM_INFINITY, without_gpu).finish();
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    return finished.output;
+  };
+  EXPECT_THAT(message_of({"--ranks-per-node=1"}, "--parallelism.tensor_parallel_degree=4"),
+              HasSubstr("--nodes 2 and --ranks-per-node 1 make too few ranks: the mesh needs 4 ranks"));
+  // A login node has no GPU, but the nodes may have eight each.
+  EXPECT_THAT(message_of({}, "--training.device=auto"), HasSubstr("give --ranks-per-node, or --training.device=cpu"));
+}
+
 TEST_F(LaunchMistakes, AnotherVersionOnANodeIsTold) {
   std::string program = read_text_file(TESSERA_BINARY);
   const std::string other = "9" + std::string(version()).substr(1);

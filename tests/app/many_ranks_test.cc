@@ -225,7 +225,6 @@ TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
   EXPECT_THAT(finished.output, HasSubstr("step 500"));
 }
 
-/// A rank dies while every rank's writer waits for storage. The writers wait to open a FIFO that nobody reads.
 /// SIGUSR1 leaves time to save. After Ctrl-C mpirun kills its ranks, and the message says so.
 TEST_F(ManyRanks, SignalsToMpirunAreAnswered) {
   const auto stopped_by = [&](int signal) {
@@ -241,6 +240,7 @@ TEST_F(ManyRanks, SignalsToMpirunAreAnswered) {
   EXPECT_THAT(stopped_by(SIGINT).output, HasSubstr("before mpirun kills its ranks in 1 s. `pkill -USR1 mpirun`"));
 }
 
+/// A rank dies while every rank's writer waits for storage. The writers wait to open a FIFO that nobody reads.
 TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
   const Process process(scratch_,
                         train_arguments({"--training.steps=1000000", "--checkpoint.interval=200",

@@ -34,8 +34,10 @@ TEST(Quickstart, GoesThroughItsStagesAndDoesNothingTwice) {
        {"quickstart.toml", "data/dataset.json", "run/metrics.jsonl", "run/report.html", "compare.html"}) {
     EXPECT_TRUE(fs::exists(folder / made)) << made;
   }
-  const Finished second = run(scratch, arguments);
+  // Other seconds are those of another folder: this one has its runs already.
+  const Finished second = run(scratch, {"quickstart", "--out", folder, "--seconds=1000"});
   ASSERT_EQ(second.status, 0) << second.output;
+  EXPECT_THAT(second.output, HasSubstr("its runs are of --seconds 1, as at its first start"));
   EXPECT_THAT(second.output, AllOf(HasSubstr("what is done is not done again"), HasSubstr("nothing to do"),
                                    Not(HasSubstr("data prepare --input " + folder.string()))));
 }
@@ -48,7 +50,7 @@ TEST(Quickstart, CtrlCEndsItAndItGoesOn) {
   process.send(SIGINT);
   const Finished stopped = process.finish(std::chrono::seconds(60));
   EXPECT_EQ(stopped.status, 130) << stopped.output;
-  EXPECT_THAT(stopped.output, AllOf(HasSubstr("goes on from here"), Not(HasSubstr("[4/6]"))));
+  EXPECT_THAT(stopped.output, AllOf(HasSubstr("--seconds 60` goes on from here"), Not(HasSubstr("[4/6]"))));
   EXPECT_TRUE(fs::exists(folder / "run" / "checkpoint"));
 }
 

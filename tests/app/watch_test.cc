@@ -139,7 +139,8 @@ TEST_F(WatchTest, TheNextLaunchHasTheLossAsAnIncident) {
 }
 
 TEST_F(WatchTest, OnlyARunThatGoesOnDoesWithoutItsSpares) {
-  std::vector<std::string> arguments = {"launch", "--hosts=node.invalid", "--nodes=1", "--spares=1", "--"};
+  std::vector<std::string> arguments = {"launch",     "--hosts=node.invalid", "--nodes=1",
+                                        "--spares=1", "--ranks-per-node=1",   "--"};
   const auto training = app_test::small_run(scratch_, {});
   arguments.insert(arguments.end(), training.begin(), training.end());
   const Finished first = Process(scratch_, arguments).finish();

@@ -263,6 +263,8 @@ TEST(ConfigTable, FlagsAsTyroWritesThem) {
   s.table().apply_override("--first.no-flag");
   EXPECT_FALSE(s.flag);
   expect_error([&] { s.table().apply_override("--first.no_count"); }, {"first.no_count"});
+  expect_error([&] { s.table().apply_override("--second.no-name"); }, {"second.no_name"});  // a text, not a flag
+  EXPECT_EQ(s.name, "x");
   const ConfigTable t = s.table();
   EXPECT_TRUE(t.takes_value("first.count", "3"));
   EXPECT_TRUE(t.takes_value("first.flag", "false"));

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <pty.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -21,6 +24,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"
+#include "tests/full_disk.h"
 #include "tests/log_of.h"
 #include "tests/run/run_config.h"
 
@@ -122,6 +126,18 @@ std::vector<std::string> quantized(const std::string& recipe) {
           "--model.args.qk_rope_head_dim=32"};
 }
 
+/// Makes the next step of a run infinite.
+void spoil(Model& model) {
+  Parameters& parameters = model.parameters();
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    if (parameters.spec(id).name != "layers.1.moe.experts.w2") continue;
+    Tensor master = parameters.master(id);
+    std::fill_n(master.data<float>(), master.num_elements(), std::numeric_limits<float>::infinity());
+  }
+  Arena no_scratch(0);
+  model.refresh_weights({.arena = &no_scratch});
+}
+
 class TrainerTest : public ::testing::TestWithParam<ComputedIn> {
  protected:
   TrainerTest() { data::make_dataset(scratch_, 400, 3000, 0.1); }
@@ -197,15 +213,7 @@ TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
   // The save of step 4 may be in flight. The run still completes it.
   Trainer trainer(config({"--metrics.log_freq=100", "--checkpoint.async_mode=async"}));
   trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
-    if (step != 5) return;
-    Parameters& parameters = trainer.model().parameters();
-    for (ParamId id = 0; id < parameters.size(); ++id) {
-      if (parameters.spec(id).name != "layers.1.moe.experts.w2") continue;
-      Tensor master = parameters.master(id);
-      std::fill_n(master.data<float>(), master.num_elements(), std::numeric_limits<float>::infinity());
-    }
-    Arena no_scratch(0);
-    trainer.model().refresh_weights({.arena = &no_scratch});
+    if (step == 5) spoil(trainer.model());
   });
   expect_error([&] { trainer.run(kNoSignal); }, {"step 6", "layers.1"});
   EXPECT_EQ(checkpoint_steps(outputs() / "checkpoint"), std::vector<std::int64_t>{4});
@@ -368,6 +376,60 @@ TEST_F(Trained, ThePlanOfAPipelineIsOfTheRankThatTakesMost) {
   spdlog::default_logger()->flush();
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
               ::testing::HasSubstr("memory of rank 2 (rank 1 of the pipeline), which takes most:"));
+}
+
+/// On a terminal a line of the log does not begin behind the progress bar.
+TEST_F(Trained, TheProgressBarMakesRoomForTheLog) {
+  int screen = -1, terminal = -1;
+  ASSERT_EQ(openpty(&screen, &terminal, nullptr, nullptr, nullptr), 0);
+  const int before = dup(STDERR_FILENO);
+  const auto logger = spdlog::default_logger();
+  dup2(terminal, STDERR_FILENO);
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("terminal", std::make_shared<spdlog::sinks::stderr_sink_mt>()));
+  {
+    Trainer trainer(small_config(scratch_, {"--metrics.log_freq=100", "--checkpoint.async_mode=disabled"}));
+    trainer.set_step_callback([](std::int64_t step, const StepResult&) {
+      if (step == 3) std::this_thread::sleep_for(std::chrono::milliseconds(150));  // the next step draws the bar
+    });
+    trainer.run(kNoSignal);
+  }
+  spdlog::set_default_logger(logger);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  close(terminal);
+  std::string shown;  // a read fails after the last one
+  for (char character = 0; read(screen, &character, 1) == 1;) shown += character;
+  close(screen);
+  const std::size_t saved = shown.find("saved "), bar = shown.rfind("training: 50%", saved);
+  ASSERT_NE(bar, std::string::npos) << shown;
+  EXPECT_THAT(shown.substr(bar, saved - bar), ::testing::HasSubstr("\r\033[K"));
+}
+
+/// Rank 0 has some layers only.
+TEST_F(Trained, PrecisionsOfAPipelineAreOfTheStagesThatTheyName) {
+  const JobConfig config =
+      small_config(scratch_, {"--parallelism.pipeline_parallel_degree=2", "--model.args.num_mtp_modules=0",
+                              "--training.num_threads=1", "--model.print_after_conversion"});
+  const std::string log = log_of([&] { on_ranks(2, [&](Ranks& ranks) { Trainer trainer(config, &ranks); }); });
+  EXPECT_THAT(log, ::testing::HasSubstr("precisions of the GEMMs of rank 0's stages of the pipeline"));
+}
+
+/// The metrics of the failed step cannot be written. The launcher still learns why the run ended.
+TEST_F(Trained, AFullDiskDoesNotHideWhyAStepFailed) {
+  Trainer trainer(small_config(scratch_, {"--checkpoint.enable=false"}));
+  std::optional<FullDisk> full;
+  trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
+    if (step != 2) return;
+    spoil(trainer.model());
+    full.emplace(1);
+  });
+  try {
+    trainer.run(kNoSignal);
+    ADD_FAILURE() << "no error";
+  } catch (const NonFiniteStep& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("step 3"));
+  }
 }
 
 /// A run that resumes does not load its initial weights again.
@@ -543,6 +605,23 @@ TEST_F(Trained, ASignalInTheLastStepIsTooLate) {
   EXPECT_EQ(Trainer(small_config(scratch_, {"--training.steps=2"})).run(signal), 0);
 }
 
+TEST_F(Trained, TheLastValidationIsMadeUpFor) {
+  const JobConfig config =
+      small_config(scratch_, {"--validation.enable", "--validation.steps=2", "--training.steps=1"});
+  train(config);
+  const std::vector<double> expected = logged("validation_loss");
+  ASSERT_EQ(expected.size(), 1u);
+  std::filesystem::remove_all(scratch_ / "outputs");
+  const volatile std::sig_atomic_t signal = SIGTERM;
+  EXPECT_EQ(Trainer(config).run(signal), SIGTERM);  // after step 1, in its validation
+  EXPECT_TRUE(logged("validation_loss").empty());
+  for (const int num_ranks : {1, 2}) {  // the second start finds the loss
+    on_ranks(num_ranks, [&](Ranks& ranks) { EXPECT_EQ(Trainer(config, &ranks).run(kNoSignal), 0); });
+    EXPECT_EQ(logged("validation_loss"), expected);
+    EXPECT_EQ(logged("loss").size(), 1u);
+  }
+}
+
 /// This validation would take hours.
 TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
   for (const char* num_steps : {"1", "8"}) {  // step 1 is the last step, or not
@@ -551,7 +630,7 @@ TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
         small_config(scratch_, {"--validation.enable", "--validation.freq=1", "--validation.steps=10000000",
                                 "--training.num_threads=1", fmt::format("--training.steps={}", num_steps)});
     volatile std::sig_atomic_t signal = 0;
-    on_ranks(2, [&](Ranks& ranks) {
+    const auto run = [&](Ranks& ranks) {
       Trainer trainer(config, &ranks);
       std::atomic<std::int64_t> step = 0;
       std::optional<std::jthread> sender;
@@ -565,7 +644,10 @@ TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
       const int stopped_by = trainer.run(ranks.rank() == 1 ? signal : kNoSignal, &step);
       EXPECT_EQ(stopped_by, ranks.rank() == 1 ? SIGTERM : 0);
       EXPECT_EQ(step, 1);
-    });
+    };
+    const std::string log = log_of([&] { on_ranks(2, run); }), told = "stopped by signal 15 after step 1 of ";
+    ASSERT_THAT(log, ::testing::HasSubstr(told));
+    EXPECT_EQ(log.find(told), log.rfind(told)) << "one rank tells it";
     EXPECT_EQ(checkpoint_steps(checkpoints()), std::vector<std::int64_t>{1});
     EXPECT_TRUE(logged("validation_loss").empty());
   }

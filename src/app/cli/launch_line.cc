@@ -36,10 +36,10 @@ std::string this_command() {
 
 }  // namespace
 
-void require_enough_ranks(const JobConfig& config, int num_ranks) {
+std::string lack_of_ranks(const JobConfig& config, int num_ranks) {
   const MeshDegrees degrees = config.mesh_degrees();
   const std::int64_t needed = fewest_ranks(degrees);
-  if (needed <= num_ranks) return;
+  if (needed <= num_ranks) return "";
   // More ranks do not help if the mesh itself is wrong, so that is reported first.
   config.validate();
   if (needed <= kMaxRanks) config.validate_on(resolve(degrees, needed), /*on_any_ranks=*/true);
@@ -52,13 +52,19 @@ void require_enough_ranks(const JobConfig& config, int num_ranks) {
                                     {"expert_parallel_degree", degrees.ep}}) {
     if (degree > 1) asked += fmt::format("{}parallelism.{} = {}", asked.empty() ? "" : ", ", key, degree);
   }
+  return fmt::format("the mesh needs {} ranks{} ({})", needed, degrees.dp_shard == -1 ? " or a multiple of that" : "",
+                     asked);
+}
+
+void require_enough_ranks(const JobConfig& config, int num_ranks) {
+  const std::string lack = lack_of_ranks(config, num_ranks);
+  if (lack.empty()) return;
+  const std::int64_t needed = fewest_ranks(config.mesh_degrees());
   const std::string command = this_command();
-  fail(
-      "{}, but the mesh needs {} ranks{} ({}). Start them with\n  mpirun {}{}-np {} {}\nor, under Slurm, with\n  "
-      "srun --mpi=pmix -n {} {}",
-      num_ranks == 1 ? "1 rank was started" : fmt::format("{} ranks were started", num_ranks), needed,
-      degrees.dp_shard == -1 ? " or a multiple of that" : "", asked, geteuid() == 0 ? "--allow-run-as-root " : "",
-      needed > num_physical_cores() ? "--oversubscribe " : "", needed, command, needed, command);
+  fail("{}, but {}. Start them with\n  mpirun {}{}-np {} {}\nor, under Slurm, with\n  srun --mpi=pmix -n {} {}",
+       num_ranks == 1 ? "1 rank was started" : fmt::format("{} ranks were started", num_ranks), lack,
+       geteuid() == 0 ? "--allow-run-as-root " : "", needed > num_physical_cores() ? "--oversubscribe " : "", needed,
+       command, needed, command);
 }
 
 }  // namespace tessera

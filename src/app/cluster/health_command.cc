@@ -445,8 +445,9 @@ void add_health_commands(CLI::App& app, int& status) {
   add_probe_options(*check_command, *options);
   add_folder_option(*check_command, *options);
   check_command->add_flag("--json", options->as_json, "Print JSON, with all readings");
-  check_command->add_flag("--active", options->is_active,
-                          "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
+  CLI::Option* active =
+      check_command->add_flag("--active", options->is_active,
+                              "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
   check_command->add_flag("--check-on-cpu", options->on_cpu,
                           "With --active: check the CPU in place of the GPUs, for tests without CUDA");
   check_command->add_flag("--before-job", options->is_before_job,
@@ -462,6 +463,9 @@ void add_health_commands(CLI::App& app, int& status) {
       ->check(is_number(0.0, 1e6));
   check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise")
       ->check(is_number(0.0, 1e6));
+  for (const char* of_active : {"--check-on-cpu", "--rates", "--expect-tflops", "--expect-copy"}) {
+    check_command->get_option(of_active)->needs(active);
+  }
   check_command->callback([options, &status] { status = check_node(*options); });
 
   CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");

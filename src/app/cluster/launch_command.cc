@@ -44,6 +44,17 @@ JobConfig config_of(const std::vector<std::string>& command) {
   return arguments.read();
 }
 
+/// Returns how many ranks a node gets without --ranks-per-node. Throws Error if this machine does not show it.
+std::int64_t default_ranks_per_node(const JobConfig& config, const Engine& engine, const LauncherOptions& options) {
+  const std::string why_no_gpu = config.why_no_gpu(1);
+  require(engine.is_one_machine() || config.training.device == DeviceChoice::kCpu || why_no_gpu.empty(),
+          "this machine cannot show how many GPUs the nodes have ({}): give --ranks-per-node, or --training.device=cpu "
+          "behind '--'",
+          why_no_gpu);
+  if (config.device(1) == Device::kCuda) return cuda::num_devices();
+  return (fewest_ranks(config.mesh_degrees()) + options.num_nodes - 1) / options.num_nodes;
+}
+
 int run_launch(LaunchArguments& arguments) {
   JobConfig config = config_of(arguments.command);
   require(config.job.attempt == 0 && config.job.node_folder.empty(),
@@ -58,17 +69,15 @@ int run_launch(LaunchArguments& arguments) {
   const int all_nodes = static_cast<int>(engine->nodes().size());
   options.num_nodes = arguments.num_nodes > 0 ? arguments.num_nodes : std::max(1, all_nodes - arguments.num_spares);
   options.num_spares = arguments.num_spares;
-  std::int64_t per_node = arguments.ranks_per_node;
-  if (per_node == 0) {
-    const std::int64_t fewest = fewest_ranks(config.mesh_degrees());
-    const bool on_gpu = config.device(1) == Device::kCuda;
-    per_node = on_gpu ? cuda::num_devices() : (fewest + options.num_nodes - 1) / options.num_nodes;
-  }
+  const std::int64_t per_node =
+      arguments.ranks_per_node > 0 ? arguments.ranks_per_node : default_ranks_per_node(config, *engine, options);
   require(per_node <= kMaxRanks / options.num_nodes, "{} nodes of {} ranks; expected at most {} ranks",
           options.num_nodes, per_node, kMaxRanks);
   options.ranks_per_node = static_cast<int>(per_node);
   const int num_ranks = options.num_nodes * options.ranks_per_node;
-  require_enough_ranks(config, num_ranks);
+  const std::string lack = lack_of_ranks(config, num_ranks);
+  require(lack.empty(), "--nodes {} and --ranks-per-node {} make too few ranks: {}. Give more of either",
+          options.num_nodes, options.ranks_per_node, lack);
   config.validate_on(resolve(config.mesh_degrees(), num_ranks));
   options.program = std::filesystem::read_symlink("/proc/self/exe").string();
   options.arguments = arguments.command;
@@ -88,7 +97,7 @@ void add_launch_command(CLI::App& app, int& status) {
       ->transform(as_count());
   command
       ->add_option("--ranks-per-node", arguments->ranks_per_node,
-                   "Default: one per GPU; on CPUs as few as the mesh needs")
+                   "Default: one per GPU of this machine; on CPUs as few as the mesh needs")
       ->transform(as_count(1));
   command->add_option("--address", options.address, "Name or address of this machine for the nodes; default: its name");
   command->add_option("--node-folder", options.node_folder,

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -31,9 +32,10 @@ std::string format_thousands(std::int64_t number) {
   return text;
 }
 
-/// Returns the file's lines of steps before `first_step`.
+/// Returns the file's lines of steps before `first_step`. Throws Error if there is a file that cannot be read.
 std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_step) {
-  std::ifstream file(path);
+  if (!path_exists(path)) return {};
+  std::istringstream file(read_text_file(path));
   std::string kept;
   for (std::string line; std::getline(file, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, false);
@@ -44,6 +46,18 @@ std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_
 }
 
 }  // namespace
+
+bool has_validation_loss(const std::filesystem::path& path, std::int64_t step) {
+  if (!path_exists(path)) return false;
+  std::istringstream file(read_text_file(path));
+  for (std::string line; std::getline(file, line);) {
+    const auto parsed = nlohmann::json::parse(line, nullptr, false);
+    if (parsed.is_object() && parsed.contains("validation_loss") && parsed.value("step", nlohmann::json()) == step) {
+      return true;
+    }
+  }
+  return false;
+}
 
 std::size_t resident_bytes() {
   std::ifstream status("/proc/self/status");

@@ -23,6 +23,10 @@ std::size_t resident_bytes();
 /// is known, its dense bfloat16 rate. 0 means unknown.
 double peak_tflops(const JobConfig& config, Device device);
 
+/// Returns whether this metrics.jsonl has the validation loss of a step. Throws Error if there is a file that cannot be
+/// read.
+bool has_validation_loss(const std::filesystem::path& path, std::int64_t step);
+
 /// Formats a size: "1.25GiB".
 std::string format_gib(std::size_t bytes);
 
@@ -56,7 +60,7 @@ struct MetricsOptions {
 class MetricsWriter {
  public:
   /// Appends to the file. It drops lines of step `first_step` and later, which a run has left that this one resumes.
-  /// Throws Error if the file cannot be written. So do the functions that write a line.
+  /// Throws Error if the file cannot be read or written. So do the functions that write a line.
   explicit MetricsWriter(const MetricsOptions& options);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
@@ -70,6 +74,8 @@ class MetricsWriter {
   void checkpoint(std::int64_t step, double stall_seconds, double seconds);
   /// Writes the checksum of the model's state after a step whose replicas were compared.
   void state_checksum(std::int64_t step, std::uint64_t checksum);
+  /// Removes the progress bar of a terminal until the next step. Call it before others log.
+  void clear_progress();
   /// Stops the training time until resume(). No step may be under way then.
   void pause();
   void resume();
@@ -101,7 +107,6 @@ class MetricsWriter {
   /// every half a minute.
   void write_expert_loads(const StepResult& result);
   void draw_progress(std::int64_t step, double loss);
-  void clear_progress();
   void append(const std::string& line);
 
   MetricsOptions options_;

@@ -5,8 +5,8 @@ namespace tessera {
 
 inline constexpr const char* kRunInfoName = "run.json";       // what the run is (run/record/run_info.h)
 inline constexpr const char* kMetricsName = "metrics.jsonl";  // what it did (docs/metrics.md)
-inline constexpr const char* kExpertLoadsName =
-    "expert_loads.json";                                 // of the last logged step (run/record/expert_loads.h)
+/// The loads of a logged step, which is up to 30 s older than the last one (run/record/expert_loads.h).
+inline constexpr const char* kExpertLoadsName = "expert_loads.json";
 inline constexpr const char* kRunLockName = "run.lock";  // locked while a program trains there
 
 }  // namespace tessera

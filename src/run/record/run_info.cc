@@ -114,6 +114,11 @@ std::size_t machine_memory_bytes() {
   return std::min(memory, control_group_limits().memory_bytes.value_or(memory));
 }
 
+JobConfig recorded_config(JobConfig config, std::int64_t num_data_ranks) {
+  config.training.global_batch_size = config.sequences_per_step(num_data_ranks);
+  return config;
+}
+
 std::map<std::string, std::string> config_values(JobConfig config) {
   std::map<std::string, std::string> values;
   for (const auto& entry : config_table(config).describe()) values[entry.key] = entry.value;
@@ -150,7 +155,7 @@ bool makes_the_run(const std::string& key) {
 
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder) {
   const fs::path path = folder / kRunInfoName;
-  if (!fs::exists(path)) return std::nullopt;
+  if (!path_exists(path)) return std::nullopt;
   const ordered_json info = earlier_info(path);
   const auto run = info.find("run");
   if (run == info.end() || !run->is_object() || !run->value("id", ordered_json()).is_string()) return std::nullopt;
@@ -193,10 +198,8 @@ void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int
 
 void write_run_info(const std::filesystem::path& folder, const RunStart& start) {
   const std::filesystem::path path = folder / kRunInfoName;
-  const bool exists = std::filesystem::exists(path);
-  JobConfig config = start.config;
-  config.training.global_batch_size =
-      config.sequences_per_step(start.num_data_ranks);  // it must not depend on the ranks of the next start
+  const bool exists = path_exists(path);
+  const JobConfig config = recorded_config(start.config, start.num_data_ranks);
   if (start.first_step > config.training.steps && exists) return;
   ordered_json info = {{"format", "tessera-run"},
                        {"version", 1},

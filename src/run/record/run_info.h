@@ -26,6 +26,10 @@ std::string processor_name();
 /// Returns the memory of the machine, or the part of it that this process may take in a job of Slurm or a container.
 std::size_t machine_memory_bytes();
 
+/// Returns the configuration as run.json, checkpoints and copies in memory record it: training.global_batch_size is
+/// resolved, so that it does not depend on the ranks of the next start.
+JobConfig recorded_config(JobConfig config, std::int64_t num_data_ranks);
+
 /// Returns every key of the configuration, with its value as TOML.
 std::map<std::string, std::string> config_values(JobConfig config);
 
@@ -59,7 +63,8 @@ struct RunStart {
 /// the changes are under "changed". If all steps are done, an existing file stays. Throws Error.
 void write_run_info(const std::filesystem::path& folder, const RunStart& start);
 
-/// Returns the run that has left its files in the folder, if its run.json names the run.
+/// Returns the run that has left its files in the folder, if its run.json names the run. Throws Error if it cannot be
+/// read.
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);
 
 /// Logs every key that changes in a run that resumes at step `first_step`. Jumps of the learning rate and of the batch

@@ -96,7 +96,7 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
     : clock_(std::move(clock)) {
   create_folder(folder);
   auto time = static_cast<std::int64_t>(clock_());
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : entries_of(folder)) {
     const std::string other = entry.path().filename().string();
     if (other.starts_with(kNamePrefix)) {
       time = std::max<std::int64_t>(time, std::strtoll(other.c_str() + kNamePrefix.size(), nullptr, 10) + 1);

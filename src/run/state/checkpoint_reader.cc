@@ -24,12 +24,6 @@ bool is_one_of(std::string_view key, std::initializer_list<std::string_view> nam
   return std::ranges::find(names, key.substr(key.rfind('.') + 1)) != names.end();
 }
 
-/// Returns whether a key of the model may change in the course of a run. DeepSeek-V3 trained its last tokens with other
-/// values.
-bool is_of_schedule(std::string_view key) {
-  return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"});
-}
-
 /// Returns whether a key of the model says how it is trained, not what it is. original_seq_len is one, because files
 /// without YaRN do not have it.
 bool is_of_training(std::string_view key) {
@@ -176,6 +170,10 @@ std::optional<std::string> first_damage(ProcessGroup& world, std::string damage,
 
 }  // namespace
 
+bool is_of_schedule(std::string_view key) {
+  return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"});
+}
+
 nlohmann::json model_identity(JobConfig config) {
   nlohmann::json identity;
   for (const auto& entry : config_table(config).describe()) {
@@ -197,7 +195,7 @@ std::optional<std::int64_t> CheckpointReader::choose_step(const Saver& saver) {
     const fs::path path = checkpoint_path(folder_, asked);
     require(!steps.empty(), "checkpoint.load_step is {}, but '{}' holds no checkpoint: leave the key out to start anew",
             asked, folder_.string());
-    require(fs::exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
+    require(path_exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
             path.string(), asked, fmt::join(steps, ", "));
     passed_over_.insert(std::ranges::upper_bound(steps, asked), steps.end());
     if (asked < steps.back()) {

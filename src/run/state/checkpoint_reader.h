@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -73,6 +74,10 @@ class CheckpointReader {
   std::filesystem::path folder_;
   std::set<std::int64_t> passed_over_;
 };
+
+/// Returns whether a key of the model may change in the course of a run. DeepSeek-V3 trained its last tokens with other
+/// values.
+bool is_of_schedule(std::string_view key);
 
 /// Returns the keys that define the model and the numbers that it computes, with their values.
 nlohmann::json model_identity(JobConfig config);

@@ -10,6 +10,7 @@
 #include "comm/halves.h"
 #include "comm/together.h"
 #include "run/record/run_folder.h"
+#include "run/record/run_info.h"
 #include "run/state/saved_model.h"
 #include "system/progress_bar.h"
 
@@ -81,8 +82,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool
            .is_last = is_last,
            .manifest = {.step = step, .num_shards = mesh_.model.size()},
            .result = {.step = step}};
-  JobConfig config = config_;
-  config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
+  JobConfig config = recorded_config(config_, mesh_.num_data_ranks());
   save_.manifest.state = {{"seed", config.debug.seed},
                           {"loader", loader},
                           {"model", model_identity(config)},
@@ -213,10 +213,13 @@ void Checkpointer::gather_files() {
 void Checkpointer::commit() {
   const fs::path partial = partial_path(folder_, save_.manifest.step, saver_);
   for (const auto& [name, written] : save_.manifest.files) {
-    std::error_code missing;
-    require(fs::file_size(partial / name, missing) == written.size,
+    const std::string path = partial / name;
+    std::error_code error;
+    const std::uintmax_t size = fs::file_size(path, error);
+    if (error && !is_missing(error.value())) throw SystemError(fmt::format("look for '{}'", path), error.value());
+    require(!error && size == written.size,
             "'{}' was written by another rank but is not here: all machines of a run need the same checkpoint folder",
-            (partial / name).string());
+            path);
   }
   for (const CheckpointPart& part : tokenizer_parts(tokenizer_)) {
     save_.manifest.files[part.name] = part.write(partial / part.name);

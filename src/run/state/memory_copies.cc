@@ -22,6 +22,7 @@
 #include "comm/halves.h"
 #include "comm/together.h"
 #include "run/record/metrics.h"
+#include "run/record/run_info.h"
 #include "tensor/parallel.h"
 
 namespace tessera {
@@ -54,7 +55,12 @@ std::uint64_t identity_of_folder(const fs::path& folder) {
 }
 
 std::string identity_of(const JobConfig& config, const MeshDegrees& degrees, const data::LoaderState& loader) {
-  const nlohmann::json identity = {{"model", model_identity(config)},
+  const nlohmann::json all = model_identity(config);
+  nlohmann::json model;
+  for (const auto& [key, value] : all.items()) {
+    if (!is_of_schedule(key)) model[key] = value;
+  }
+  const nlohmann::json identity = {{"model", model},
                                    {"mesh", describe(degrees)},
                                    {"moments", name_of(config.optimizer.state_dtype)},
                                    {"seed", config.debug.seed},
@@ -242,10 +248,23 @@ void MemoryCopies::require_room(std::size_t leftovers) const {
           format_gib(available), 1 + (needed >> 30), 1 + (needed >> 30));
 }
 
-void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader) {
+RunIdentity MemoryCopies::after_earlier_starts(RunIdentity run) {
+  if (run.is_counted) return run;
+  double newest = 0.0;
+  run_together(ranks_.world(), "the attempts with copies in memory", [&] {
+    for (const std::int64_t attempt : CopyFolder(config_.job.node_folder, run).attempts()) {
+      newest = std::max(newest, static_cast<double>(attempt));
+    }
+  });
+  const std::vector<double> all = ranks_.world().all_gather(std::span(&newest, 1), "the newest attempt with copies");
+  run.attempt = std::max(run.attempt, 1 + static_cast<std::int64_t>(std::ranges::max(all)));
+  return run;
+}
+
+void MemoryCopies::open(const RunIdentity& given, const data::LoaderState& loader) {
+  const RunIdentity run = after_earlier_starts(given);
   folder_ = CopyFolder(config_.job.node_folder, run);
-  JobConfig config = config_;
-  config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
+  JobConfig config = recorded_config(config_, mesh_.num_data_ranks());
   header_ = {.run = run.id,
              .attempt = run.attempt,
              .rank = ranks_.rank(),
@@ -257,11 +276,12 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
   std::vector<StoredCopy> own;
   run_long_together(ranks_.world(), "the check of copies in memory", [&] {
     folder_.require_no_later_attempt();
-    require(!fs::exists(folder_.of_attempt(run.attempt)),
-            "'{}' is there already: {} has run before. Count job.attempt up, or leave it out",
+    require(!path_exists(folder_.of_attempt(run.attempt)),
+            "'{}' is there already: {} has run before. Expected a job.attempt that counts up",
             folder_.of_attempt(run.attempt).string(), run.describe());
     require_room(folder_.num_bytes());
-    own = read_files();
+    // Whoever asks for a checkpoint gives up the copies of later steps. A restart must not resume them.
+    if (config_.checkpoint.load_step < 0) own = read_files();
   });
   std::vector<double> numbers;
   for (const StoredCopy& held : own) {

@@ -35,7 +35,7 @@ struct MemoryCopyHeader {
   std::int64_t attempt = 0, step = 0;
   std::int64_t rank = 0;   // the rank whose state it is
   std::int64_t shard = 0;  // ranks with the same shard have the same state
-  std::string identity;    // checksum of model, mesh, dataset and seed
+  std::string identity;    // checksum of mesh, dataset, seed, and of what may not change in the model
   data::LoaderState loader;
   std::string config;               // as TOML
   std::uint64_t payload_bytes = 0;  // size of the state after the header
@@ -66,8 +66,9 @@ class MemoryCopies {
 
   // All ranks must call the functions below together.
 
-  /// Searches for copies that earlier attempts of `run` have left. Throws Error if the nodes' folders have no room for
-  /// this attempt's copies, or if a later attempt has begun.
+  /// Searches for copies that earlier attempts of `run` have left. With checkpoint.load_step it takes none. If nothing
+  /// counts the attempts, the copies get a number that no earlier start has used. Throws Error if the nodes' folders
+  /// have no room for this attempt's copies or cannot be read, or if a later attempt has begun.
   void open(const RunIdentity& run, const data::LoaderState& loader);
   /// Returns the step of the newest copies with every rank's state intact on some node, or nullopt if there are none.
   std::optional<std::int64_t> newest_step() const;
@@ -121,6 +122,8 @@ class MemoryCopies {
   /// Reads this rank's share of the files on its node. Returns the intact copies.
   std::vector<StoredCopy> read_files() const;
   void choose(const std::vector<StoredCopy>& all);
+  /// Returns `run`. If nothing counts its attempts, its attempt is above all that have a folder on some node.
+  RunIdentity after_earlier_starts(RunIdentity run);
   void delete_leftovers(bool with_chosen) const;
   void allocate(std::size_t slot_idx);
   /// Waits until the copy under way is complete on all ranks. Returns false if that takes longer than `seconds`.

@@ -37,28 +37,41 @@ std::optional<WrongState> find_replayed_state(const std::filesystem::path& dump_
 }
 
 ReplicaCheck::ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state,
-                           const std::filesystem::path& dump_folder, std::int64_t attempt)
-    : ranks_(ranks), mesh_(mesh), state_(state), path_(dump_folder / kMismatchesName), attempt_(attempt) {
-  double open_step = 0.0;
-  if (ranks_.rank() == 0) {
-    const nlohmann::json last = last_line(path_);
-    try {
-      if (last.is_object() && !last.contains("wrong_ranks")) {
-        const JsonFields fields(last, path_.string());
-        Open open{.step = static_cast<std::int64_t>(fields.count("step", std::uint64_t{1} << 52)), .checksums = {}};
-        for (const auto& [rank, value] : fields.at("checksums").items()) {
-          const nlohmann::json entry = {{"rank", rank}, {"checksum", value}};
-          open.checksums.emplace_back(std::stoll(rank), JsonFields(entry, path_.string()).hex("checksum"));
-        }
-        open_step = static_cast<double>(open.step);
-        open_ = std::move(open);
-      }
-    } catch (const std::exception& error) {  // another program wrote the line: there is nothing to explain
-      spdlog::warn("'{}' cannot be read, so no replay will explain it: {}", path_.string(), error.what());
-    }
-  }
+                           const std::filesystem::path& dump_folder, std::int64_t attempt, std::string identity)
+    : ranks_(ranks),
+      mesh_(mesh),
+      state_(state),
+      path_(dump_folder / kMismatchesName),
+      attempt_(attempt),
+      identity_(std::move(identity)) {
+  if (ranks_.rank() == 0) open_ = find_open();
+  double open_step = open_ ? static_cast<double>(open_->step) : 0.0;
   open_step = ranks_.world().all_gather(std::span(&open_step, 1), "an earlier mismatch of replicas").front();
   if (open_step > 0.0 && !open_) open_ = Open{.step = static_cast<std::int64_t>(open_step), .checksums = {}};
+}
+
+std::optional<ReplicaCheck::Open> ReplicaCheck::find_open() const {
+  const nlohmann::json last = last_line(path_);
+  if (!last.is_object() || last.contains("wrong_ranks")) return std::nullopt;
+  try {
+    const JsonFields fields(last, path_.string());
+    Open open{.step = static_cast<std::int64_t>(fields.count("step", std::uint64_t{1} << 52)), .checksums = {}};
+    if (fields.text("identity") != identity_) {
+      spdlog::warn(
+          "the replicas that differed at step {} ('{}') had another mesh, configuration or dataset, so this "
+          "run does not show which was wrong",
+          open.step, path_.string());
+      return std::nullopt;
+    }
+    for (const auto& [rank, value] : fields.at("checksums").items()) {
+      const nlohmann::json entry = {{"rank", rank}, {"checksum", value}};
+      open.checksums.emplace_back(std::stoll(rank), JsonFields(entry, path_.string()).hex("checksum"));
+    }
+    return open;
+  } catch (const std::exception& error) {  // another program wrote the line: there is nothing to explain
+    spdlog::warn("'{}' cannot be read, so no replay will explain it: {}", path_.string(), error.what());
+    return std::nullopt;
+  }
 }
 
 std::int64_t ReplicaCheck::shard_of(std::int64_t rank) const {
@@ -89,8 +102,11 @@ std::uint64_t ReplicaCheck::compare(std::int64_t step, const TrainingState::Chec
     if (ranks_.rank() == 0) {
       nlohmann::ordered_json checksums;
       for (std::size_t rank = 0; rank < states.size(); ++rank) checksums[std::to_string(rank)] = to_hex(states[rank]);
-      append(json_text(nlohmann::ordered_json{
-          {"step", step}, {"attempt", attempt_}, {"message", message}, {"checksums", checksums}}));
+      append(json_text(nlohmann::ordered_json{{"step", step},
+                                              {"attempt", attempt_},
+                                              {"identity", identity_},
+                                              {"message", message},
+                                              {"checksums", checksums}}));
     }
     ranks_.world().barrier("the record of what differs");  // rank 0 writes it before a rank ends the others
     throw StateMismatch(message);

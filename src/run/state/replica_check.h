@@ -36,9 +36,10 @@ std::optional<WrongState> find_replayed_state(const std::filesystem::path& dump_
 
 class ReplicaCheck {
  public:
-  /// All arguments must outlive the object. `attempt` is the run's, for the file in `dump_folder`, which rank 0 writes.
+  /// Ranks, mesh and state must outlive the object. `attempt` and `identity` are the run's, for the file in
+  /// `dump_folder`, which rank 0 writes. Only a run of the same identity replays what an earlier attempt has computed.
   ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state, const std::filesystem::path& dump_folder,
-               std::int64_t attempt);
+               std::int64_t attempt, std::string identity);
 
   /// Returns whether more than one rank holds the same weights.
   bool sees_weights() const { return mesh_.degrees.dp_replicate > 1; }
@@ -60,6 +61,8 @@ class ReplicaCheck {
   /// Returns the shard that a rank holds. Ranks with the same shard hold the same weights.
   std::int64_t shard_of(std::int64_t rank) const;
   std::string describe_mismatch(std::int64_t step);
+  /// Finds the mismatch in the file's last line that this run may explain. Only rank 0 calls it.
+  std::optional<Open> find_open() const;
   /// Appends a line to the file. Only rank 0 calls it.
   void append(const std::string& line) const;
 
@@ -68,6 +71,7 @@ class ReplicaCheck {
   const TrainingState& state_;
   std::filesystem::path path_;
   std::int64_t attempt_;
+  std::string identity_;
   std::optional<Open> open_;  // its checksums are on rank 0 only
 };
 

@@ -1,8 +1,25 @@
 #include "run/state/state_guard.h"
 
+#include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
+#include "run/record/run_info.h"
 
 namespace tessera {
+namespace {
+
+/// Returns a checksum of all that decides a run's numbers: its mesh, configuration and data.
+std::string identity_of_run(const JobConfig& config, const Mesh& mesh, const data::Loader& loader) {
+  nlohmann::json identity = {{"mesh", describe(mesh.degrees)},
+                             {"dataset.train", to_hex(loader.state().dataset_checksum)}};
+  for (const auto& [key, value] : config_values(recorded_config(config, mesh.num_data_ranks()))) {
+    if (makes_the_run(key)) identity[key] = value;
+  }
+  const std::string text = json_text(identity);
+  return to_hex(checksum(std::as_bytes(std::span(text))));
+}
+
+}  // namespace
 
 void StateGuard::place_copies(cuda::Event* state_read_done) {
   if (config_.checkpoint.memory_interval > 0) copies_.emplace(config_, ranks_, mesh_, state_, state_read_done);
@@ -10,7 +27,8 @@ void StateGuard::place_copies(cuda::Event* state_read_done) {
 
 void StateGuard::open(const RunIdentity& run, const data::Loader& loader) {
   if (!copies_ && config_.checkpoint.verify_interval <= 0) return;
-  replica_check_.emplace(ranks_, mesh_, state_, config_.job.dump_folder, run.attempt);
+  replica_check_.emplace(ranks_, mesh_, state_, config_.job.dump_folder, run.attempt,
+                         identity_of_run(config_, mesh_, loader));
   if (copies_) copies_->open(run, loader.state());
   if (config_.checkpoint.verify_interval > 0 && !replica_check_->sees_weights() && ranks_.rank() == 0) {
     spdlog::warn(

@@ -31,7 +31,7 @@ class StateGuard {
   MemoryCopies* copies() { return copies_ ? &*copies_ : nullptr; }
 
   /// Returns whether states are compared after a step. `saves` says that a checkpoint follows, before which they always
-  /// are.
+  /// are. Without checkpoint.verify_interval and memory_interval they never are.
   bool verifies_after(std::int64_t step, bool saves) const;
   bool copies_after(std::int64_t step) const { return copies_ && copies_->is_due(step); }
   /// Returns whether a copy of an earlier step has left this rank's GPU.

@@ -21,6 +21,7 @@
 #include "run/record/run_files.h"
 #include "tests/data/support.h"
 #include "tests/full_disk.h"
+#include "tests/unprivileged.h"
 
 namespace tessera {
 namespace {
@@ -118,6 +119,26 @@ TEST(Metrics, AFullDiskIsAFailureOfStorage) {
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), ExitStatus::kStorageFailed) << error.what();
   }
+}
+
+/// Lines that cannot be read are not lost. A user who may not read the file may replace it.
+TEST(Metrics, AFileThatCannotBeReadStays) {
+  const TemporaryFolder scratch;
+  const std::filesystem::path path = scratch / "metrics.jsonl";
+  const std::string lines = "{\"step\":1}\n";
+  data::write_file(path, lines);
+  std::filesystem::permissions(scratch.path(), std::filesystem::perms::all);
+  std::filesystem::permissions(path, std::filesystem::perms::none);
+  MetricsOptions options = options_in(scratch.path());
+  options.first_step = 2;
+  expect_error(
+      [&] {
+        const Unprivileged nobody;
+        const MetricsWriter writer(options);
+      },
+      {path.string(), "Permission denied"});
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  EXPECT_EQ(read_text_file(path), lines);
 }
 
 TEST(Metrics, ADeletedFolderIsNoticed) {

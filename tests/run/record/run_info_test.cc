@@ -48,6 +48,15 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   EXPECT_EQ(on_gpus["gpus"], (nlohmann::json{"NVIDIA H200", "NVIDIA H200"}));
 }
 
+TEST(RunInfo, AFileThatCannotBeLookedForIsAnError) {
+  const TemporaryFolder scratch;
+  const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
+  std::filesystem::create_symlink("run.json", scratch / "run.json");  // a link to itself
+  expect_error([&] { read_run_identity(scratch.path()); }, {"cannot look for", "run.json", "Too many levels"});
+  expect_error([&] { write_run_info(scratch.path(), {.run = kRun, .config = config_of(dataset)}); },
+               {"cannot look for", "run.json", "Too many levels"});
+}
+
 TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
   const TemporaryFolder scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);

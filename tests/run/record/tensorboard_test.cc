@@ -5,6 +5,7 @@
 
 #include "tests/data/support.h"
 #include "tests/full_disk.h"
+#include "tests/unprivileged.h"
 
 namespace tessera {
 namespace {
@@ -36,6 +37,14 @@ TEST(TensorBoard, AFolderThatCannotBe) {
   const TemporaryFolder scratch;
   data::write_file(scratch / "file", "x");
   expect_error([&] { TensorBoardWriter(scratch / "file", 1); }, {"file"});
+  std::filesystem::permissions(scratch.path(), std::filesystem::perms{0333});  // it can be entered, but not listed
+  expect_error(
+      [&] {
+        const Unprivileged nobody;
+        TensorBoardWriter(scratch.path(), 1);
+      },
+      {"cannot read the folder", scratch.path().string()});
+  std::filesystem::permissions(scratch.path(), std::filesystem::perms::all);
 }
 
 TEST(TensorBoard, AFullDiskIsAFailureOfStorage) {

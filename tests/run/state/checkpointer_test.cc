@@ -581,6 +581,22 @@ TEST_F(CutParameters, MachinesWithFoldersOfTheirOwnAreNoticed) {
   }
 }
 
+/// Storage that does not say how large a file is has not lost it. A link to itself stands in for such a file.
+TEST_F(CutParameters, AFileThatCannotBeLookedForIsNotMissing) {
+  Ranks one;
+  Rank rank(scratch_, one, {}, AsyncMode::kAsync);
+  rank.checkpointer.resume(rank.loader);
+  rank.checkpointer.save(5, rank.loader.state(), true);
+  while (!rank.checkpointer.ready()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const fs::path partial = fs::directory_iterator(outputs() / "checkpoint")->path();
+  const std::string name = shard_file_name(kModelShards, 0, 1);
+  fs::remove(partial / name);
+  fs::create_symlink(name, partial / name);
+  const std::string message =
+      expect_error([&] { rank.checkpointer.finish(); }, {"cannot look for '", name, "Too many levels"});
+  EXPECT_EQ(message.find("another rank"), std::string::npos) << message;
+}
+
 /// A limit on the size of files stands in for a full disk. Only the first stage's files are larger.
 TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
   for (const AsyncMode mode : {AsyncMode::kDisabled, AsyncMode::kAsync}) {

@@ -331,6 +331,22 @@ TEST_F(MemoryCopiesOnNodes, CopiesOfAnotherModelOrMeshAreNotLoaded) {
   EXPECT_EQ(train({4, 2, 2}, {"--job.attempt=3"}, 3).begin()->first, 1);
 }
 
+/// A start with load_step gives the later steps up, even if it fails before its first copy.
+TEST_F(MemoryCopiesOnNodes, CopiesAreForgottenAfterLoadStep) {
+  const Losses straight = undisturbed(kOneNode);
+  train(kOneNode, {"--checkpoint.interval=2"}, 6);  // a copy of step 5
+  fs::remove_all(scratch_ / "outputs" / "checkpoint" / "step-4");
+  train(kOneNode, {"--checkpoint.load_step=2"}, 3);
+  expect_same(train(kOneNode), straight, 3);
+}
+
+TEST_F(MemoryCopiesOnNodes, AChangedCoefficientKeepsTheCopies) {
+  train(kOneNode, {}, 5);
+  const std::vector<std::string> changed = {"--model.args.load_balance_coeff=0.002",
+                                            "--model.args.seq_balance_loss_coeff=0.001"};
+  EXPECT_EQ(train(kOneNode, changed).begin()->first, 5);
+}
+
 TEST_F(MemoryCopiesOnNodes, AnAttemptWithFaultsOfItsOwn) {
   const Losses straight = undisturbed(kSharded);
   train(kSharded, {}, 4);
@@ -356,8 +372,17 @@ TEST_F(MemoryCopiesOnNodes, AnEarlierAttemptDoesNotWrite) {
   EXPECT_TRUE(fs::is_empty(later));
   for (const auto& [path, step] : steps_of(copies_of(1, 1))) EXPECT_LE(step, 2) << path;
   // An earlier attempt does not begin beside a later one either.
-  EXPECT_THROW(train(kSharded), Error);
+  EXPECT_THROW(train(kSharded, {"--job.attempt=2"}), Error);
   EXPECT_TRUE(fs::is_empty(later));
+}
+
+TEST_F(MemoryCopiesOnNodes, AStartThatFailsLeavesNothingInTheWay) {
+  EXPECT_THROW(train(kOneNode, {"--checkpoint.initial_load_path=/nowhere"}), Error);
+  EXPECT_FALSE(fs::exists(node(0) / "memory" / "test")) << "the memory is taken last";
+  // A start that was killed has left its folder, but no run.json.
+  fs::create_directories(node(0) / "memory" / "test" / "attempt-2");
+  EXPECT_THROW(train(kOneNode, {"--job.attempt=2"}), Error);
+  EXPECT_EQ(train(kOneNode).size(), 8u);
 }
 
 TEST_F(MemoryCopiesOnNodes, ReplicasThatDifferEndTheRun) {
@@ -395,6 +420,20 @@ TEST_F(MemoryCopiesOnNodes, ReplicasThatDifferEndTheRun) {
     EXPECT_EQ(lines[0]["attempt"], 1);
     EXPECT_EQ(lines[1]["wrong_ranks"], nlohmann::json({3}));
   }
+}
+
+/// Another learning rate gives other states on all ranks. This is no replay, and says nothing about the mismatch.
+TEST_F(MemoryCopiesOnNodes, OnlyAReplaySaysWhichReplicaWasWrong) {
+  EXPECT_THROW(train(kReplicas, {}, -1,
+                     [](std::int64_t step, int rank, Trainer& trainer) {
+                       if (step == 4 && rank == 0) trainer.model().parameters().all_masters().data<float>()[0] += 1.0f;
+                     }),
+               StateMismatch);
+  const std::string log = log_of([&] { train(kReplicas, {"--optimizer.lr=1e-5"}, 6); });
+  EXPECT_THAT(log, testing::HasSubstr("differed at step 4"));
+  EXPECT_THAT(log, testing::Not(testing::HasSubstr("SAYS WHICH STATE WAS WRONG")));
+  for (int i = 0; i < 2; ++i) fs::remove_all(node(i));  // begins at step 1 again
+  EXPECT_THAT(log_of([&] { train(kReplicas); }), testing::HasSubstr("THE REPLAY OF STEP 4 SAYS"));
 }
 
 // No checkpoint is saved of a state that differs between replicas, even without copies in memory.
@@ -449,6 +488,9 @@ TEST_F(MemoryCopiesOnNodes, WithoutRoomOrNameIsAnErrorBeforeTheFirstStep) {
   };
   EXPECT_THAT(error_of({"--job.run_id="}), testing::HasSubstr("job.run_id is empty"));
   EXPECT_THAT(error_of({"--job.node_folder="}), testing::HasSubstr("job.node_folder does not say"));
+  fs::create_directories(scratch_ / "node/memory/test");
+  fs::create_symlink("attempt-1", scratch_ / "node/memory/test/attempt-1");  // a link to itself
+  EXPECT_THAT(error_of({"--job.attempt=1"}), testing::HasSubstr("cannot look for '"));
   EXPECT_THAT(error_of({"--checkpoint.enable=false"}), testing::HasSubstr("checkpoint.enable is false"));
   if (fs::space("/proc").available == 0) {
     // This file system has no room.
