@@ -13,8 +13,7 @@ namespace fs = std::filesystem;
 /// Returns the first entry of `folder` that is not part of this kind, or an empty path if there is none.
 fs::path find_foreign_entry(const fs::path& folder, const OutputKind& kind) {
   for (const fs::directory_entry& entry : entries_of(folder)) {
-    fs::path name = entry.path().filename();
-    if (name.extension() == ".tmp") name = name.stem();  // a writer that was killed leaves it
+    const fs::path name = name_without_temporary(entry.path().filename());
     if (!kind.is_part(name) || !entry.is_regular_file()) return entry.path();
   }
   return {};

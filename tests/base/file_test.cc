@@ -2,8 +2,11 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <utility>
 
 #include "base/log.h"
 #include "system/file_lock.h"
@@ -12,10 +15,28 @@
 #include "tests/unprivileged.h"
 
 namespace {
-/// Files and folders that were flushed, in order. The fsync and renameat2 below replace those of the C library.
+/// Files and folders that were flushed, in order. The functions below replace those of the C library.
 std::vector<std::filesystem::path> flushed;
 bool exchanges = true;
+/// The error codes with which fstat, pread and rename fail once. They succeed if it is 0.
+int fstat_fails = 0, pread_fails = 0, rename_fails = 0;
+
+/// Returns whether a call fails, and sets errno then.
+bool fails_once(int& reason) {
+  if (reason == 0) return false;
+  errno = std::exchange(reason, 0);
+  return true;
+}
 }  // namespace
+extern "C" int fstat(int descriptor, struct stat* status) noexcept {
+  return fails_once(fstat_fails) ? -1 : fstatat(descriptor, "", status, AT_EMPTY_PATH);
+}
+extern "C" ssize_t pread(int descriptor, void* bytes, size_t size, off_t offset) {
+  return fails_once(pread_fails) ? -1 : static_cast<ssize_t>(syscall(SYS_pread64, descriptor, bytes, size, offset));
+}
+extern "C" int rename(const char* from, const char* to) noexcept {
+  return fails_once(rename_fails) ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
 extern "C" int fsync(int descriptor) {
   flushed.push_back(std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor)));
   return 0;
@@ -37,7 +58,29 @@ TEST(AtomicFile, IsFlushedBeforeItHasItsNameAndItsFolderAfter) {
   file.write("new");
   flushed.clear();
   file.commit();
-  EXPECT_EQ(flushed, (std::vector<std::filesystem::path>{scratch / "file.tmp", scratch.path()}));
+  ASSERT_EQ(flushed.size(), 2u);
+  EXPECT_EQ(name_without_temporary(flushed[0]), "file");
+  EXPECT_EQ(flushed[1], scratch.path());
+}
+
+TEST(AtomicFile, WritersOfOnePathDoNotShareATemporaryFile) {
+  const TemporaryFolder scratch;
+  const auto path = scratch / "file", others = data::write_file(scratch / "file.tmp", "mine");
+  AtomicFile first(path), second(path);
+  first.write("first, which is longer");
+  second.write("second");
+  first.commit();
+  EXPECT_EQ(read_text_file(path), "first, which is longer");
+  second.commit();
+  EXPECT_EQ(read_text_file(path), "second");
+  EXPECT_EQ(read_text_file(others), "mine");
+}
+
+TEST(AtomicFile, TemporaryFilesAreKnownByTheirNames) {
+  EXPECT_EQ(name_without_temporary("a.tokens.123-4.tmp"), "a.tokens");
+  for (const char* name : {"a.tokens", "a.tmp", "a.123.tmp", "a.123-.tmp", "a.1-x.tmp", "a.123-4", "123-4.tmp"}) {
+    EXPECT_EQ(name_without_temporary(name), name);
+  }
 }
 
 /// Replaces the folder on file systems that can exchange two names, and on those that cannot.
@@ -67,7 +110,7 @@ TEST(AtomicFile, AppearsWithCommitOnly) {
     EXPECT_EQ(read_text_file(path), "old");
   }
   EXPECT_EQ(read_text_file(path), "old");
-  EXPECT_FALSE(std::filesystem::exists(path.string() + ".tmp"));
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
   AtomicFile file(path);
   file.write("header ");
   file.write("body");
@@ -75,7 +118,7 @@ TEST(AtomicFile, AppearsWithCommitOnly) {
   EXPECT_EQ(file.size(), 11u);
   file.commit();
   EXPECT_EQ(read_text_file(path), "HEADER body");
-  EXPECT_FALSE(std::filesystem::exists(path.string() + ".tmp"));
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
 }
 
 TEST(AtomicFile, WritesWithinTheFileOnly) {
@@ -122,7 +165,7 @@ TEST(CreateFolder, IsDurable) {
 
 /// The status tells a launcher whether a restart can help.
 TEST(SystemError, HasTheStatusOfItsReason) {
-  for (const int reason : {ENOSPC, EDQUOT, EIO, EROFS, ESTALE}) {
+  for (const int reason : {ENOSPC, EDQUOT, EIO, EROFS, ESTALE, ESHUTDOWN, ECONNABORTED}) {
     EXPECT_EQ(SystemError("x", reason).status(), ExitStatus::kStorageFailed) << reason;
   }
   for (const int reason : {EACCES, ENOENT, EPERM, ELOOP}) {
@@ -160,6 +203,39 @@ TEST(AtomicFile, ReplacesFilesOnly) {
   file.commit();
   EXPECT_TRUE(std::filesystem::is_symlink(scratch / "link"));
   EXPECT_EQ(read_text_file(target), "new");
+}
+
+TEST(AtomicFile, WritesThroughLinksToFilesThatAreNotThereYet) {
+  const TemporaryFolder scratch;
+  std::filesystem::create_directories(scratch / "other");
+  std::filesystem::create_symlink("other/link", scratch / "link");
+  std::filesystem::create_symlink("../target", scratch / "other/link");
+  write_whole_file(scratch / "link", "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(scratch / "link"));
+  EXPECT_TRUE(std::filesystem::is_symlink(scratch / "other/link"));
+  EXPECT_EQ(read_text_file(scratch / "target"), "new");
+  std::filesystem::create_symlink("loop", scratch / "loop");
+  expect_error([&] { AtomicFile file(scratch / "loop"); }, {"cannot create", "loop", "Too many levels"});
+}
+
+TEST(SumFile, IsTheChecksumOfTheWholeOrAnError) {
+  const TemporaryFolder scratch;
+  const std::string text((3 << 20) + 17, 'x');
+  const auto path = data::write_file(scratch / "file", text);
+  EXPECT_EQ(sum_file(path).size, text.size());
+  EXPECT_EQ(sum_file(path).checksum, checksum(std::as_bytes(std::span(text))));
+  EXPECT_EQ(sum_file(data::write_file(scratch / "empty", "")).checksum, checksum({}));
+  expect_error([&] { sum_file(scratch.path()); }, {"not a regular file"});
+  pread_fails = EIO;
+  expect_error([&] { sum_file(path); }, {"cannot read", path.string(), "Input/output error"});
+}
+
+TEST(MappedFile, WhatCannotBeLookedAtMayBeARegularFile) {
+  const TemporaryFolder scratch;
+  const auto path = data::write_file(scratch / "file", "text");
+  fstat_fails = EIO;
+  EXPECT_THROW(MappedFile{path}, SystemError);
+  EXPECT_EQ(MappedFile(path).bytes().size(), 4u);
 }
 
 TEST(MappedFile, WhatCannotBeMapped) {
