@@ -300,5 +300,61 @@ TEST(FileLock, IsHeldByOneObjectAtATime) {
   expect_error([&] { const FileLock lock(scratch / "missing" / "lock", "x"); }, {"cannot open", "missing"});
 }
 
+/// A lock that cannot be looked at is not lost. A process that believed so would end for good.
+TEST(FileLock, IsLostOnlyIfTheFileIsGoneOrAnother) {
+  const TemporaryFolder scratch;
+  const auto path = scratch / "lock";
+  const FileLock lock(path, "x", {.at_end = FileLock::AtEnd::kRemoveFile});
+  EXPECT_TRUE(lock.is_held());
+  fstat_fails = EIO;
+  expect_error([&] { lock.is_held(); }, {"cannot look at", path.string(), "Input/output error"});
+  fstat_fails = EIO;
+  expect_error([&] { const FileLock other(scratch / "other", "x"); }, {"cannot look at", "other"});
+  fstat_fails = ESTALE;
+  EXPECT_FALSE(lock.is_held());
+  std::filesystem::rename(path, scratch / "moved");
+  EXPECT_FALSE(lock.is_held());
+  data::write_file(path, "");
+  EXPECT_FALSE(lock.is_held());
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink("lock", path);
+  expect_error([&] { lock.is_held(); }, {"cannot look at", path.string(), "Too many levels"});
+  // The destructor cannot tell either, and must not throw.
+}
+
+TEST(FileLock, IsTakenOverFromTheHolderThatWasAskedFor) {
+  const TemporaryFolder scratch;
+  const auto path = scratch / "lock";
+  const FileLock first(path, "x", {.owner = "1"});
+  std::optional<FileLock> third;
+  std::vector<std::string> asked;
+  // While attempt 2 decides, attempt 3 takes the lock over.
+  const auto takes_over = [&](const std::string& owner) {
+    asked.push_back(owner);
+    if (owner == "1")
+      third.emplace(path, "x", FileLock::Options{.owner = "3", .takes_over = [](auto&) { return true; }});
+    return owner == "1";
+  };
+  expect_error([&] { const FileLock second(path, "x", {.owner = "2", .takes_over = takes_over}); }, {"in use: 3"});
+  EXPECT_EQ(asked, (std::vector<std::string>{"1", "3"}));
+  EXPECT_TRUE(third->is_held());
+  EXPECT_FALSE(first.is_held());
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
+}
+
+TEST(FileLock, ATakeoverThatFailsLeavesNothing) {
+  const auto num_open = [] { return entries_of("/proc/self/fd").size(); };
+  const TemporaryFolder scratch;
+  const FileLock first(scratch / "lock", "x");
+  const std::size_t before = num_open();
+  rename_fails = EIO;
+  expect_error(
+      [&] { const FileLock second(scratch / "lock", "x", {.takes_over = [](const std::string&) { return true; }}); },
+      {"cannot take over", "Input/output error"});
+  EXPECT_EQ(num_open(), before);
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
+  EXPECT_TRUE(first.is_held());
+}
+
 }  // namespace
 }  // namespace tessera
