@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "system/file_lock.h"
 #include "tests/data/support.h"
@@ -216,6 +217,20 @@ TEST(AtomicFile, WritesThroughLinksToFilesThatAreNotThereYet) {
   EXPECT_EQ(read_text_file(scratch / "target"), "new");
   std::filesystem::create_symlink("loop", scratch / "loop");
   expect_error([&] { AtomicFile file(scratch / "loop"); }, {"cannot create", "loop", "Too many levels"});
+}
+
+TEST(ReadJsonFile, OnlyAMissingFileIsNone) {
+  const TemporaryFolder scratch;
+  EXPECT_EQ(read_json_file(scratch / "missing", "format", 1), std::nullopt);
+  std::filesystem::create_symlink("loop", scratch / "loop");
+  expect_error([&] { read_json_file(scratch / "loop", "format", 1); }, {"loop", "Too many levels"});
+}
+
+TEST(DescribeText, IsShortAndAscii) {
+  EXPECT_EQ(describe_text("layers.0.\x1b[2J\xff"), "layers.0.\\u001b[2J\\ufffd");
+  EXPECT_EQ(describe_text(std::string(1000, 'x')), std::string(200, 'x'));
+  expect_error([] { parse_json("{\"\\u001b\": 1, \"\\u001b\": 2}", "'file'"); }, {"'\\u001b' occurs twice"});
+  expect_error([] { require_plain_name("a\x1b", "'file'"); }, {"expected the name of a file", "'a\\u001b'"});
 }
 
 TEST(SumFile, IsTheChecksumOfTheWholeOrAnError) {
