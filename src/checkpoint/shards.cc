@@ -213,7 +213,9 @@ void ShardFiles::add(std::size_t file) {
 const ShardFiles::StoredPiece* ShardFiles::find(const std::string& name, const Piece& piece) const {
   const auto stored = pieces_.find(name);
   if (stored == pieces_.end()) return nullptr;
-  const auto found = std::ranges::find(stored->second, piece, &StoredPiece::piece);
+  // A file has no place for a whole tensor, so the dim and the blocks that it could be cut by are not known.
+  const Piece wanted = piece.is_whole() ? Piece::whole(piece.slice.global) : piece;
+  const auto found = std::ranges::find(stored->second, wanted, &StoredPiece::piece);
   return found == stored->second.end() ? nullptr : &*found;
 }
 
