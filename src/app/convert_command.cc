@@ -159,7 +159,7 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   for (const std::string& difference : hf_differences(config)) {
     spdlog::warn("{} of transformers will not compute quite the same: {}", hf_class_name(config.form), difference);
   }
-  OutputFolder folder(options.output, kHfFolder);
+  OutputFolder folder(options.output, kHfFolder, options.overwrite);
   const std::vector<NamedTensor> written = hf_parameters(tensors, config.form);
   ConversionProgress progress(written);
   const auto source = [&](const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink) {
@@ -181,7 +181,7 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
     }
   }
   text_part(kHfConfigName, config_json).write(folder.path() / kHfConfigName);
-  folder.commit(options.overwrite);
+  folder.commit();
   fmt::print("{}: step {} as {} for {}{}\n", options.output, saved.step(), options.dtype, hf_class_name(config.form),
              config.form == HfForm::kRemoteCode ? " (trust_remote_code=True)" : "");
 }

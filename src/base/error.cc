@@ -1,5 +1,8 @@
 #include "base/error.h"
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <filesystem>
 #include <string_view>
 
@@ -7,8 +10,16 @@ namespace tessera {
 
 ExitStatus exit_status_of(const std::exception& error) {
   if (const auto* of_input = dynamic_cast<const Error*>(&error)) return of_input->status();
-  const bool is_of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error) != nullptr;
-  return is_of_files ? ExitStatus::kWrongInput : ExitStatus::kProgramError;
+  const auto* of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error);
+  if (of_files == nullptr) return ExitStatus::kProgramError;
+  return exit_status_of_reason(of_files->code().value());
+}
+
+ExitStatus exit_status_of_reason(int reason) {
+  constexpr std::array kOfStorage = {ENOSPC, EDQUOT,    EFBIG,     EIO,      ESTALE,    EROFS,       ENODEV,
+                                     ENXIO,  ETIMEDOUT, EREMOTEIO, ENOTCONN, ESHUTDOWN, ECONNABORTED};
+  const bool is_of_storage = std::ranges::find(kOfStorage, reason) != kOfStorage.end();
+  return is_of_storage ? ExitStatus::kStorageFailed : ExitStatus::kWrongInput;
 }
 
 namespace detail {

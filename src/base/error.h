@@ -31,9 +31,13 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// Returns the status that the program exits with when `error` ends it. It is the status of an Error, 2 for
-/// std::filesystem_error, and 1 for any other exception.
+/// Returns the status that the program exits with when `error` ends it. It is the status of an Error. A
+/// std::filesystem::filesystem_error has that of its code, and any other exception has 1.
 ExitStatus exit_status_of(const std::exception& error);
+
+/// Returns the status for an error code of the system: 74 if it says that storage is full or broken. Other codes mean
+/// that the request was wrong, and have 2.
+ExitStatus exit_status_of_reason(int reason);
 
 namespace detail {
 // They take type-erased arguments, so that each call compiles to little code.

@@ -7,25 +7,19 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include <algorithm>
-#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/parse_number.h"
 
 namespace tessera {
 namespace {
 
-/// Returns whether the system's error code says that storage is full or broken. Other codes mean that the request was
-/// wrong.
-bool is_of_storage(int reason) {
-  constexpr std::array kReasons = {ENOSPC, EDQUOT, EFBIG,     EIO,       ESTALE,  EROFS,
-                                   ENODEV, ENXIO,  ETIMEDOUT, EREMOTEIO, ENOTCONN};
-  return std::ranges::find(kReasons, reason) != kReasons.end();
-}
+constexpr std::string_view kTemporarySuffix = ".tmp";
 
 [[noreturn]] void fail_system(const char* action, const std::filesystem::path& path, int reason = errno) {
   throw SystemError(fmt::format("{} '{}'", action, path.string()), reason);
@@ -42,6 +36,34 @@ void write_fully(int descriptor, std::span<const std::byte> bytes, std::uint64_t
   }
 }
 
+/// Opens a regular file for reading and reads its size. The caller closes the descriptor.
+int open_regular_file(const std::filesystem::path& path, std::uint64_t& size) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail_system("open", path);
+  struct stat status {};
+  const int reason = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+  if (reason == 0 && S_ISREG(status.st_mode)) {
+    size = static_cast<std::uint64_t>(status.st_size);
+    return descriptor;
+  }
+  ::close(descriptor);
+  if (reason != 0) fail_system("look at", path, reason);
+  fail("cannot read '{}': not a regular file", path.string());
+}
+
+/// Returns the path of the file that a write to `path` changes: behind all symbolic links, where there may be none yet.
+std::filesystem::path behind_links(std::filesystem::path path) {
+  constexpr int kMaxLinks = 40;  // as many as Linux follows
+  for (int i = 0; i < kMaxLinks; ++i) {
+    std::error_code error;  // if the folder cannot be read, no file can be created there, which is reported then
+    if (!std::filesystem::is_symlink(path, error)) return path;
+    const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+    if (error) fail_system("read the link", path, error.value());
+    path = path.parent_path() / target;
+  }
+  fail_system("create", path, ELOOP);
+}
+
 /// Deletes a folder that is in nobody's way.
 void remove_or_warn(const std::filesystem::path& path) {
   try {
@@ -56,8 +78,7 @@ void remove_or_warn(const std::filesystem::path& path) {
 bool is_missing(int reason) { return reason == ENOENT || reason == ENOTDIR; }
 
 SystemError::SystemError(const std::string& what, int reason)
-    : Error(fmt::format("cannot {}: {}", what, std::strerror(reason)),
-            is_of_storage(reason) ? ExitStatus::kStorageFailed : ExitStatus::kWrongInput),
+    : Error(fmt::format("cannot {}: {}", what, std::strerror(reason)), exit_status_of_reason(reason)),
       reason_(reason) {}
 
 std::uint64_t checksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
@@ -78,14 +99,7 @@ std::string read_text_file(const std::filesystem::path& path) {
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail_system("open", path);
-  struct stat status {};
-  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(descriptor);
-    fail("cannot read '{}': not a regular file", path.string());
-  }
-  size_ = static_cast<std::size_t>(status.st_size);
+  const int descriptor = open_regular_file(path, size_);
   if (size_ > 0) {
     void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
     if (address == MAP_FAILED) {
@@ -112,15 +126,37 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+FileSum sum_file(const std::filesystem::path& path) {
+  constexpr std::size_t kPieceBytes = 1 << 20;
+  std::uint64_t size = 0;
+  const int descriptor = open_regular_file(path, size);
+  std::vector<std::byte> piece(kPieceBytes);
+  Checksum sum;
+  std::uint64_t num_read = 0;
+  for (;;) {
+    const ssize_t count = ::pread(descriptor, piece.data(), piece.size(), static_cast<off_t>(num_read));
+    if (count < 0 && errno == EINTR) continue;
+    const int reason = count < 0 ? errno : 0;
+    if (count <= 0) ::close(descriptor);
+    if (reason != 0) fail_system("read", path, reason);
+    if (count == 0) return {.size = num_read, .checksum = sum.value()};
+    sum.update(std::span(piece).first(static_cast<std::size_t>(count)));
+    num_read += static_cast<std::uint64_t>(count);
+  }
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) {
   std::error_code unreadable;  // on an error, open() below fails too, and its message reports it
-  if (std::filesystem::is_symlink(path_, unreadable)) path_ = std::filesystem::weakly_canonical(path_, unreadable);
   // A rename would put a regular file in the place of a device.
-  require(!std::filesystem::exists(path_, unreadable) || std::filesystem::is_regular_file(path_, unreadable),
-          "'{}' is no regular file, and cannot be replaced by one", path_.string());
-  temporary_ = path_;
-  temporary_ += ".tmp";
-  descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  require(!std::filesystem::exists(path, unreadable) || std::filesystem::is_regular_file(path, unreadable),
+          "'{}' is no regular file, and cannot be replaced by one", path.string());
+  path_ = behind_links(std::move(path));
+  static std::atomic<std::uint64_t> num_files = 0;
+  do {
+    temporary_ = path_;
+    temporary_ += fmt::format(".{}-{}{}", ::getpid(), num_files++, kTemporarySuffix);
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ < 0) fail_system("create", temporary_);
 }
 
@@ -151,6 +187,16 @@ void AtomicFile::commit() {
     fail_system("rename", temporary_, reason);
   }
   sync_directory(path_.parent_path());
+}
+
+std::filesystem::path name_without_temporary(const std::filesystem::path& name) {
+  const std::filesystem::path with_number = name.stem();  // "file.123-4" of "file.123-4.tmp"
+  const std::string number = with_number.extension().string();
+  const std::size_t dash = number.find('-');
+  const bool is_temporary = name.extension() == kTemporarySuffix && dash != number.npos &&
+                            parse_number<std::int64_t>(std::string_view(number).substr(1, dash - 1)) &&
+                            parse_number<std::int64_t>(std::string_view(number).substr(dash + 1));
+  return is_temporary ? with_number.stem() : name;
 }
 
 void write_whole_file(const std::filesystem::path& path, std::string_view content) {

@@ -1,6 +1,6 @@
 // Files: whole-file reads, read-only memory maps, and files that appear complete or not at all.
-// Every failure throws Error with the path and the system's reason. If storage is full or broken, the error's status is
-// ExitStatus::kStorageFailed.
+// Every failure throws Error with the path. If the system is the reason, it is a SystemError. If storage is full or
+// broken, the error's status is ExitStatus::kStorageFailed.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,8 @@ class SystemError : public Error {
 std::string read_text_file(const std::filesystem::path& path);
 
 /// Maps a whole file into memory, read-only. The map shows what other processes write into the file after it was
-/// mapped. An empty file maps to an empty span.
+/// mapped. An empty file maps to an empty span. The constructor throws SystemError if the file cannot be mapped, and
+/// Error if it is not a regular file. If storage fails later, the system ends the process (SIGBUS).
 class MappedFile {
  public:
   MappedFile() = default;
@@ -67,9 +68,19 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-/// Writes a file under a temporary name beside `path`. `commit` flushes it to the disk (fsync) and renames it to
-/// `path`, so `path` is always the old file or the whole new one. Without `commit` the destructor removes the temporary
-/// file.
+struct FileSum {
+  std::uint64_t size = 0;  // in bytes
+  std::uint64_t checksum = 0;
+};
+
+/// Returns the size and the checksum of a file. It reads the file in pieces. Throws SystemError if it cannot be read,
+/// and Error if it is not a regular file.
+FileSum sum_file(const std::filesystem::path& path);
+
+/// Writes a file under a temporary name beside `path`, which no other file or writer has. `commit` flushes it to the
+/// disk (fsync) and renames it to `path`, so `path` is always the old file or the whole new one. Without `commit` the
+/// destructor removes the temporary file. A symbolic link stays: the file that it leads to is written, even if that is
+/// not there yet. Throws SystemError if the system refuses, and Error if `path` is something other than a file.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -90,6 +101,10 @@ class AtomicFile {
   int descriptor_ = -1;
   std::uint64_t size_ = 0;
 };
+
+/// Returns the name of the file that a temporary file of AtomicFile was to become. A killed program leaves such files.
+/// Returns any other name unchanged.
+std::filesystem::path name_without_temporary(const std::filesystem::path& name);
 
 /// Writes a file with this content through AtomicFile, so that it appears complete or not at all. Throws Error.
 void write_whole_file(const std::filesystem::path& path, std::string_view content);

@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <span>
@@ -15,6 +16,11 @@ namespace {
 
 constexpr std::size_t kMaxShown = 200;  // characters of a file that a message shows
 
+template <typename Json>
+std::string json_text_in_ascii(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
 }  // namespace
 
 template <typename Json>
@@ -28,8 +34,7 @@ Json parse_json(std::string_view text, const std::string& name) {
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key) {
       const auto& key = value.template get_ref<const std::string&>();
-      require(keys.back().insert(key).second, "{}: the name '{}' occurs twice in an object", name,
-              std::string_view(key).substr(0, kMaxShown));
+      require(keys.back().insert(key).second, "{}: the name '{}' occurs twice in an object", name, describe_text(key));
     }
     return true;
   };
@@ -68,7 +73,12 @@ template <typename Json>
 std::string describe_json(const Json& value) {
   if (value.is_structured()) return value.type_name();
   constexpr std::size_t kMaxValue = 80;
-  return value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace).substr(0, kMaxValue);
+  return json_text_in_ascii(value).substr(0, kMaxValue);
+}
+
+std::string describe_text(std::string_view text) {
+  const std::string quoted = json_text_in_ascii(nlohmann::json(text));
+  return quoted.substr(1, quoted.size() - 2).substr(0, kMaxShown);
 }
 
 template <typename Json>
@@ -78,7 +88,7 @@ JsonFields<Json>::JsonFields(const Json& object, std::string place) : object_(ob
 
 template <typename Json>
 std::string JsonFields<Json>::place_of(const char* name) const {
-  return fmt::format("{}.{}", place_, name);
+  return fmt::format("{}.{}", place_, describe_text(name));
 }
 
 template <typename Json>
@@ -160,8 +170,7 @@ void JsonFields<Json>::expect(bool holds, const char* name, const char* what, co
 
 std::optional<nlohmann::json> read_json_file(const std::filesystem::path& path, const char* format,
                                              std::uint64_t version) {
-  std::error_code unreadable;
-  if (!std::filesystem::exists(path, unreadable)) return std::nullopt;
+  if (!path_exists(path)) return std::nullopt;
   const std::string name = fmt::format("'{}'", path.string());
   auto json = parse_json(read_text_file(path), name);
   const JsonFields<> fields(json, name);
@@ -174,9 +183,9 @@ std::optional<nlohmann::json> read_json_file(const std::filesystem::path& path, 
 void require_plain_name(const std::string& name, const std::string& where) {
   constexpr std::size_t kMaxName = 255;  // NAME_MAX of Linux
   const bool plain = !name.empty() && name != "." && name != ".." && name.size() <= kMaxName &&
-                     name.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
-  require(plain, "{}: expected the name of a file beside it, got '{}'", where,
-          std::string_view(name).substr(0, kMaxShown));
+                     std::ranges::none_of(
+                         name, [](char ch) { return ch == '/' || std::iscntrl(static_cast<unsigned char>(ch)) != 0; });
+  require(plain, "{}: expected the name of a file beside it, got '{}'", where, describe_text(name));
 }
 
 template nlohmann::json parse_json(std::string_view, const std::string&);

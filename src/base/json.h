@@ -47,6 +47,9 @@ std::string checksum_of_rest(nlohmann::ordered_json object);
 template <typename Json>
 std::string describe_json(const Json& value);
 
+/// Describes a text of a file in a message, such as a name: like describe_json, but without quotes around it.
+std::string describe_text(std::string_view text);
+
 /// Reads the fields of a file's JSON object. It throws Error with the object's place if a field is missing or has
 /// another type.
 template <typename Json = nlohmann::json>
@@ -81,7 +84,7 @@ class JsonFields {
 };
 
 /// Reads a file whose JSON object names its format and version. Returns nullopt if there is no such file. Throws Error
-/// if it is damaged or has another format or version.
+/// if it is damaged or has another format or version, and SystemError if it cannot be read.
 std::optional<nlohmann::json> read_json_file(const std::filesystem::path& path, const char* format,
                                              std::uint64_t version);
 

@@ -65,15 +65,25 @@ std::vector<fs::path> folders_in(const fs::path& path) {
   return folders;
 }
 
-/// Returns `path` or its folder "checkpoint" if that holds checkpoints, and otherwise all folders in it that do.
+/// Returns `path` or its folder "checkpoint" if that holds checkpoints, and otherwise all folders in it that do. Throws
+/// Error if there are none, and names the folders that could not be read.
 std::vector<fs::path> folders_of_checkpoints(const fs::path& path) {
   for (const fs::path& folder : {path, path / "checkpoint"}) {
     if (!steps_of_folders(folder).empty()) return {folder};
   }
   std::vector<fs::path> folders;
+  std::string unreadable;
   for (const fs::path& folder : folders_in(path)) {
-    if (!steps_of_folders(folder).empty()) folders.push_back(folder);
+    try {
+      if (!steps_of_folders(folder).empty()) folders.push_back(folder);
+    } catch (const SystemError& error) {  // as for a lost+found, which only root may read
+      unreadable += fmt::format("; {}", error.what());
+    }
   }
+  require(!folders.empty(),
+          "'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders. A folder of Hugging Face "
+          "files has a config.json{}",
+          path.string(), kCheckpointManifestName, kPrefix, unreadable);
   std::ranges::sort(folders);
   return folders;
 }
@@ -87,10 +97,6 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
 fs::path find_checkpoint(const fs::path& path) {
   if (path_exists(path / kCheckpointManifestName)) return path;
   const std::vector<fs::path> folders = folders_of_checkpoints(path);
-  require(!folders.empty(),
-          "'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders. A folder of Hugging Face "
-          "files has a config.json",
-          path.string(), kCheckpointManifestName, kPrefix);
   require(folders.size() == 1, "'{}' and '{}' hold checkpoints: name one of these folders", folders.front().string(),
           folders.back().string());
   const fs::path& folder = folders.front();
@@ -242,13 +248,13 @@ CheckpointManifest read_checkpoint_manifest(const fs::path& path) {
 namespace {
 
 void verify_file(const fs::path& file_path, const WrittenFile& expected) {
-  const MappedFile file(file_path);
-  require(expected.size == file.bytes().size(),
+  const FileSum actual = sum_file(file_path);
+  require(expected.size == actual.size,
           "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint", file_path.string(),
-          file.bytes().size(), expected.size);
-  const std::uint64_t actual = checksum(file.bytes());
-  require(actual == expected.checksum, "'{}' has the checksum {:016x}, the manifest says {:016x}: the file is damaged",
-          file_path.string(), actual, expected.checksum);
+          actual.size, expected.size);
+  require(actual.checksum == expected.checksum,
+          "'{}' has the checksum {:016x}, the manifest says {:016x}: the file is damaged", file_path.string(),
+          actual.checksum, expected.checksum);
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::
 
 /// Returns the checkpoint that a person means by `path`: `path` itself, the newest checkpoint in it, or the newest one
 /// in its folder "checkpoint", or else in the only folder in it that holds checkpoints (checkpoint.folder of a run).
-/// Throws Error if there is none, if several folders hold some, or if the newest one has lost its manifest.
+/// Throws Error if there is none, if several folders hold some, or if the newest one has lost its manifest. Passes over
+/// other folders in `path` that cannot be read.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 /// Reads manifest.json. Throws Error if it is damaged, or if it does not list the shards that it should.
@@ -91,8 +92,8 @@ struct VerifyShare {
   int rank = 0, size = 1;
 };
 
-/// Throws Error unless the files have the sizes and the checksums in the manifest. It skips shards of the kind
-/// `except`, which the caller does not read.
+/// Throws Error unless the files have the sizes and the checksums in the manifest, and SystemError if a file cannot be
+/// read. It skips shards of the kind `except`, which the caller does not read.
 void verify_files(const std::filesystem::path& path, const CheckpointManifest& manifest, std::string_view except = {},
                   const VerifyShare& share = {});
 

@@ -39,7 +39,7 @@ std::uint64_t num_bytes(const std::vector<std::int64_t>& shape, std::uint64_t el
 /// The place of a tensor's bytes in a file's data.
 struct Range {
   std::int64_t begin = 0, end = 0;
-  std::string tensor = {};
+  std::string tensor = {};  // its name, for messages
 };
 
 /// Throws Error unless each byte of the data belongs to one tensor, as the format demands.
@@ -80,12 +80,12 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     if (key == "__metadata__") {
       require(value.is_object(), "'{}': __metadata__ is no JSON object", name);
       for (const auto& [meta_key, meta_value] : value.items()) {
-        require(meta_value.is_string(), "'{}': __metadata__.{} is no string", name, meta_key);
+        require(meta_value.is_string(), "'{}': __metadata__.{} is no string", name, describe_text(meta_key));
         metadata_[meta_key] = meta_value.get<std::string>();
       }
       continue;
     }
-    const std::string where = fmt::format("'{}', tensor '{}'", name, key);
+    const std::string where = fmt::format("'{}', tensor '{}'", name, describe_text(key));
     const auto whole_numbers = [&](const char* field) {
       const auto found = value.is_object() ? value.find(field) : value.end();
       require(value.is_object() && found != value.end() && found->is_array(), "{}: no list '{}'", where, field);
@@ -102,7 +102,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     require(value.contains("dtype") && value["dtype"].is_string(), "{}: no 'dtype'", where);
     entry.dtype = value["dtype"].get<std::string>();
     const std::uint64_t element = element_bytes(entry.dtype);
-    require(element > 0, "{}: unknown dtype '{}'", where, entry.dtype);
+    require(element > 0, "{}: unknown dtype '{}'", where, describe_text(entry.dtype));
     require(offsets.size() == 2 && 0 <= offsets[0] && offsets[0] <= offsets[1] &&
                 static_cast<std::uint64_t>(offsets[1]) <= data.size(),
             "{}: data_offsets {} lie outside of the file's {} bytes of data: truncated?", where, to_string(offsets),
@@ -112,14 +112,14 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
             to_string(entry.shape), entry.dtype, size);
     entry.bytes = data.subspan(static_cast<std::size_t>(offsets[0]), size);
     entries_.emplace(key, std::move(entry));
-    if (size > 0) ranges.push_back({offsets[0], offsets[1], key});
+    if (size > 0) ranges.push_back({offsets[0], offsets[1], describe_text(key)});
   }
   require_tiling(std::move(ranges), data.size(), name);
 }
 
 const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   const auto found = entries_.find(name);
-  require(found != entries_.end(), "'{}' has no tensor '{}'", file_.path().string(), name);
+  require(found != entries_.end(), "'{}' has no tensor '{}'", file_.path().string(), describe_text(name));
   return found->second;
 }
 

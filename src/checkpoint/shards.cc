@@ -180,7 +180,7 @@ void ShardFiles::add(std::size_t file) {
   require(places.is_object(), "{}: {} is no JSON object", where, kPiecesKey);
   for (const auto& [name, place] : places.items()) shard.at(name);  // throws Error if it is not there
   for (const auto& [name, entry] : shard.entries()) {
-    const std::string tensor = fmt::format("{}, tensor '{}'", where, name);
+    const std::string tensor = fmt::format("{}, tensor '{}'", where, describe_text(name));
     const bool may_be_bf16 = kind_ == kOptimizerShards, is_bf16 = may_be_bf16 && entry.dtype == "BF16";
     require(is_bf16 || entry.dtype == "F32", "{}: it is {}, expected F32{}", tensor, entry.dtype,
             may_be_bf16 ? " or BF16" : "");
@@ -213,7 +213,9 @@ void ShardFiles::add(std::size_t file) {
 const ShardFiles::StoredPiece* ShardFiles::find(const std::string& name, const Piece& piece) const {
   const auto stored = pieces_.find(name);
   if (stored == pieces_.end()) return nullptr;
-  const auto found = std::ranges::find(stored->second, piece, &StoredPiece::piece);
+  // A file has no place for a whole tensor, so the dim and the blocks that it could be cut by are not known.
+  const Piece wanted = piece.is_whole() ? Piece::whole(piece.slice.global) : piece;
+  const auto found = std::ranges::find(stored->second, wanted, &StoredPiece::piece);
   return found == stored->second.end() ? nullptr : &*found;
 }
 

@@ -71,7 +71,7 @@ void read_from_host(const Tensor& tensor, const ByteSink& sink);
 WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, std::span<const TensorPiece> tensors,
                         const std::stop_token& stop = {}, const ReadTensor& read = read_from_host);
 
-/// Reads a tensor that is assembled from pieces in mapped files.
+/// Reads a tensor that is assembled from pieces in mapped files. It must not outlive the ShardFiles that it is from.
 class AssembledTensor {
  public:
   /// Returns the numbers of a model's tensor from index `begin` of the flattened tensor on, as many as are contiguous

@@ -126,7 +126,7 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(options.tokenizer);
   DocumentSource source(options.inputs, options.skip_unknown);
 
-  OutputFolder folder(options.output, kDataset);
+  OutputFolder folder(options.output, kDataset, options.overwrite);
   SplitWriter train(folder.path(), "train", *tokenizer, options);
   SplitWriter val(folder.path(), "val", *tokenizer, options);
   const Philox random(options.seed, stream_of("data.prepare.val"));
@@ -177,7 +177,7 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
     write_whole_file(folder.path() / part.name, part.content);
   }
   write_manifest(folder.path(), manifest);
-  folder.commit(options.overwrite);
+  folder.commit();
   return result;
 }
 

@@ -11,10 +11,6 @@ namespace {
 
 using Pass = PipelinePass::Kind;
 
-bool computes_input_gradient(const PipelinePass& pass) {
-  return pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardInput;
-}
-
 /// Follows a rank's program, and posts receives.
 class Receiver {
  public:

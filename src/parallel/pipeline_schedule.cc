@@ -386,7 +386,7 @@ int most_deferred(const PipelineSchedule& schedule, int rank) {
   int now = 0, most = 0;
   for (const PipelineAction& action : schedule.actions[rank]) {
     for_each_pass(action, [&](const PipelinePass& pass) {
-      if (pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardInput) ++now;
+      if (computes_input_gradient(pass)) ++now;
       most = std::max(most, now);
       if (frees_activations(pass)) --now;
     });

@@ -109,6 +109,11 @@ inline bool frees_activations(const PipelinePass& pass) {
   return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
 }
 
+/// Returns whether a pass computes the gradient of its stage's input, for which the stage before waits.
+inline bool computes_input_gradient(const PipelinePass& pass) {
+  return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardInput;
+}
+
 /// Returns the schedule of one rank with one stage in which each forward overlaps with the backward of the micro-batch
 /// before. The rank then holds two micro-batches at once. num_micro_batches >= 1.
 PipelineSchedule make_overlapped_schedule(int num_micro_batches);

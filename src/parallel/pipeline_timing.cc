@@ -185,9 +185,7 @@ class Simulation {
     for (const PipelineAction& action : schedule_.actions[rank]) {
       for_each_pass(action, [&](const PipelinePass& pass) { held += pass.kind == Pass::kForward; });
       peak = std::max(peak, held);
-      for_each_pass(action, [&](const PipelinePass& pass) {
-        held -= pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardWeight;
-      });
+      for_each_pass(action, [&](const PipelinePass& pass) { held -= frees_activations(pass); });
     }
     timing_.peak_in_flight.push_back(peak);
   }
@@ -235,8 +233,8 @@ void require_complete(const PipelineSchedule& schedule) {
         require(pass.kind != Pass::kBackwardWeight || seen.input,
                 "pipeline schedule: rank {} has the {} before its input gradient", rank, pass);
         if (pass.kind == Pass::kForward) once(seen.forward);
-        if (pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardInput) once(seen.input);
-        if (pass.kind == Pass::kBackward || pass.kind == Pass::kBackwardWeight) once(seen.weight);
+        if (computes_input_gradient(pass)) once(seen.input);
+        if (frees_activations(pass)) once(seen.weight);
       });
     }
   }

@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include "base/error.h"
@@ -38,7 +40,14 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
   for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) sigaddset(&signals, signal);
   posix_spawnattr_setsigdefault(&attributes, &signals);
   std::vector<char*> variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) variables.push_back(*variable);
+  const auto is_replaced = [&](std::string_view inherited) {
+    const std::string_view name = inherited.substr(0, inherited.find('='));
+    return std::ranges::any_of(options.variables,
+                               [&](std::string_view added) { return added.substr(0, added.find('=')) == name; });
+  };
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (!is_replaced(*variable)) variables.push_back(*variable);
+  }
   for (const std::string& variable : options.variables) variables.push_back(const_cast<char*>(variable.c_str()));
   variables.push_back(nullptr);
   pid_t process = 0;

@@ -25,7 +25,7 @@ inline void note_signal(volatile StopRequest& stop, int signal) {
 struct SpawnOptions {
   std::filesystem::path log = {};  // receives standard output and error, appended; empty: the child inherits ours
   int input = -1;                  // descriptor that becomes the child's standard input; -1: the child inherits ours
-  std::vector<std::string> variables = {};  // "NAME=value", added to our environment
+  std::vector<std::string> variables = {};  // "NAME=value", added to our environment in place of those of the same name
 };
 
 /// Starts the program, which it looks for in PATH, in its own process group. A terminal's Ctrl-C then reaches the

@@ -22,7 +22,9 @@ double number_in(const fs::path& path) {
 }
 
 void lower_memory(GroupLimits& limits, const fs::path& file) {
-  if (const double bytes = number_in(file); bytes > 0.0) lower(limits.memory_bytes, static_cast<std::size_t>(bytes));
+  constexpr double kNoLimit = 0x1p62;  // version 1 writes the last page below 2^63 if there is no limit
+  const double bytes = number_in(file);
+  if (bytes > 0.0 && bytes < kNoLimit) lower(limits.memory_bytes, static_cast<std::size_t>(bytes));
 }
 
 /// Lowers the limit of cores to `quota` of every `period`; both are in microseconds.
@@ -40,20 +42,22 @@ GroupLimits control_group_limits(const fs::path& groups, const fs::path& root) {
   for (std::string line; std::getline(file, line);) {
     const std::size_t name = line.find(':'), path = line.find(':', name + 1);
     if (name == std::string::npos || path == std::string::npos) continue;
-    const std::string controllers = line.substr(name + 1, path - name - 1);
-    const bool is_version_2 = controllers.empty(), is_memory = controllers == "memory",
-               is_processor = controllers == "cpu" || controllers.starts_with("cpu,");
+    const std::string controllers = "," + line.substr(name + 1, path - name - 1) + ",";
+    const auto has = [&](const std::string& controller) {
+      return controllers.find("," + controller + ",") != std::string::npos;
+    };
+    const bool is_version_2 = controllers == ",,", is_memory = has("memory"), is_processor = has("cpu");
     if (!is_version_2 && !is_memory && !is_processor) continue;
-    const fs::path mounted = is_version_2 ? root : root / (is_memory ? "memory" : "cpu");
     for (fs::path group = line.substr(path + 1);; group = group.parent_path()) {
-      const fs::path folder = mounted / group.relative_path();
       if (is_version_2) {
+        const fs::path folder = root / group.relative_path();
         lower_memory(limits, folder / "memory.max");
         double quota = 0.0, period = 0.0;  // "max" does not parse as a number, so it sets no limit
         if (std::ifstream(folder / "cpu.max") >> quota >> period) lower_cores(limits, quota, period);
-      } else if (is_memory) {
-        lower_memory(limits, folder / "memory.limit_in_bytes");
-      } else {
+      }
+      if (is_memory) lower_memory(limits, root / "memory" / group.relative_path() / "memory.limit_in_bytes");
+      if (is_processor) {
+        const fs::path folder = root / "cpu" / group.relative_path();
         lower_cores(limits, number_in(folder / "cpu.cfs_quota_us"), number_in(folder / "cpu.cfs_period_us"));
       }
       if (!group.has_relative_path()) break;

@@ -61,53 +61,94 @@ void write_holder(int descriptor, const Holder& holder) {
 
 FileLock::FileLock(std::filesystem::path path, const std::string& what, const Options& options)
     : path_(std::move(path)), at_end_(options.at_end), descriptor_(open_file(path_)) {
-  switch (try_lock()) {
-    case Outcome::kLocked:
-      break;
-    case Outcome::kHeldByOther: {
-      const Holder holder = read_holder(descriptor_);
-      ::close(descriptor_);
-      if (!options.takes_over || !options.takes_over(holder.owner)) {
-        fail("{} is in use: {} holds '{}'; wait for it to end, or stop it", what, holder.describe(), path_.string());
-      }
-      spdlog::warn("{} is taken over from {}", what, holder.describe());
-      replace_file();
-      break;
-    }
-    case Outcome::kNoLocks:  // as on some network file systems, where a run is worth more than this check
+  try {
+    if (lock(what, options) == Outcome::kLocked) {
+      write_holder(descriptor_, this_holder(options.owner));
+    } else {  // as on some network file systems, where a run is worth more than this check
       spdlog::warn("cannot lock '{}': {}", path_.string(), std::strerror(errno));
-      return;
+    }
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
   }
-  write_holder(descriptor_, this_holder(options.owner));
 }
 
 FileLock::~FileLock() {
-  if (at_end_ == AtEnd::kRemoveFile && is_held()) ::unlink(path_.c_str());
+  try {
+    if (at_end_ == AtEnd::kRemoveFile && is_held()) ::unlink(path_.c_str());
+  } catch (const Error& error) {
+    spdlog::warn("{}; it stays, but locks nothing", error.what());
+  }
   ::close(descriptor_);
+}
+
+FileLock::Outcome FileLock::lock(const std::string& what, const Options& options) {
+  for (;;) {
+    const Outcome outcome = try_lock();
+    if (outcome != Outcome::kHeldByOther) return outcome;
+    const Holder holder = read_holder(descriptor_);
+    if (!options.takes_over || !options.takes_over(holder.owner)) {
+      fail("{} is in use: {} holds '{}'; wait for it to end, or stop it", what, holder.describe(), path_.string());
+    }
+    if (replace_file()) {
+      spdlog::warn("{} is taken over from {}", what, holder.describe());
+      return Outcome::kLocked;
+    }
+    reopen();
+  }
 }
 
 FileLock::Outcome FileLock::try_lock() {
   while (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
     if (is_held()) return Outcome::kLocked;
-    // Someone removed or replaced the file between open and flock.
-    ::close(descriptor_);
-    descriptor_ = open_file(path_);
+    reopen();  // someone removed or replaced the file between open and flock
   }
   return errno == EWOULDBLOCK ? Outcome::kHeldByOther : Outcome::kNoLocks;
 }
 
-void FileLock::replace_file() {
+void FileLock::reopen() {
+  const int descriptor = open_file(path_);
+  ::close(std::exchange(descriptor_, descriptor));
+}
+
+bool FileLock::replace_file() {
   const std::filesystem::path own = fmt::format("{}.{}", path_.string(), ::getpid());
-  descriptor_ = open_file(own);
-  const bool replaced = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 && ::rename(own.c_str(), path_.c_str()) == 0;
-  if (!replaced) throw SystemError(fmt::format("take over '{}'", path_.string()), errno);
+  const int descriptor = open_file(own);
+  const auto give_up = [&] {
+    ::close(descriptor);
+    ::unlink(own.c_str());
+  };
+  try {
+    const bool is_locked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+    // The holder whose owner was read must still be there, because another one may be a later attempt.
+    if (is_locked && !is_held()) {
+      give_up();
+      return false;
+    }
+    const bool is_replaced = is_locked && ::rename(own.c_str(), path_.c_str()) == 0;
+    if (!is_replaced) throw SystemError(fmt::format("take over '{}'", path_.string()), errno);
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  ::close(std::exchange(descriptor_, descriptor));
+  return true;
 }
 
 bool FileLock::is_held() const {
   struct stat opened {
   }, named{};
-  return ::fstat(descriptor_, &opened) == 0 && ::stat(path_.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
-         opened.st_ino == named.st_ino;
+  const auto fail_to_look = [&](int reason) { throw SystemError(fmt::format("look at '{}'", path_.string()), reason); };
+  if (::stat(path_.c_str(), &named) != 0) {
+    if (is_missing(errno)) return false;
+    fail_to_look(errno);
+  }
+  if (::fstat(descriptor_, &opened) != 0) {
+    // The path can be looked at, so NFS says with ESTALE that another machine has deleted the file that was opened.
+    if (errno == ESTALE) return false;
+    fail_to_look(errno);
+  }
+  return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
 }  // namespace tessera

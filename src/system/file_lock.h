@@ -25,21 +25,26 @@ class FileLock {
   };
 
   /// Locks the file. It does not wait. Throws Error ("`what` is in use") if another object of this or another program
-  /// holds the lock.
+  /// holds the lock, and SystemError if the system refuses. It only warns if the file system has no locks.
   FileLock(std::filesystem::path path, const std::string& what) : FileLock(std::move(path), what, Options{}) {}
   FileLock(std::filesystem::path path, const std::string& what, const Options& options);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
-  /// Returns false once another program has taken the lock over or someone has deleted the file.
+  /// Returns false once another program has taken the lock over or someone has deleted the file. Throws SystemError if
+  /// the system cannot tell, as when storage fails.
   bool is_held() const;
 
  private:
   enum class Outcome { kLocked, kHeldByOther, kNoLocks };
+  Outcome lock(const std::string& what, const Options& options);
   Outcome try_lock();
-  /// Replaces the file that someone else has locked with a new one that this object has locked.
-  void replace_file();
+  /// Opens the file that has the path now.
+  void reopen();
+  /// Replaces the file that someone else has locked with a new one that this object has locked. Returns false if yet
+  /// another program has replaced that file first.
+  bool replace_file();
 
   std::filesystem::path path_;
   AtEnd at_end_;

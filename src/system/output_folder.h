@@ -22,23 +22,27 @@ struct OutputKind {
 void check_output(const std::filesystem::path& output, const OutputKind& kind, bool overwrite);
 
 /// Owns the folder "OUTPUT.tmp". `commit` renames it to `output`. Otherwise the destructor removes it. The constructor
-/// removes what a killed program left under that name. While the object lives, "OUTPUT.tmp.lock" keeps other writers
-/// out: their constructor throws Error, which names the process that holds the lock.
+/// removes what a killed program left under that name. It also ends a replacement of `output` that was cut short
+/// (replace_folder): "OUTPUT.replaced" gets its name back if `output` is missing, and is deleted otherwise. While the
+/// object lives, "OUTPUT.tmp.lock" keeps other writers out.
 class OutputFolder {
  public:
-  OutputFolder(const std::filesystem::path& output, const OutputKind& kind);
+  /// Throws Error if check_output does, or if another writer holds the lock; the message then names its process.
+  OutputFolder(const std::filesystem::path& output, const OutputKind& kind, bool overwrite);
   ~OutputFolder();
   OutputFolder(const OutputFolder&) = delete;
   OutputFolder& operator=(const OutputFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  void commit(bool overwrite);
+  /// Call it once. Throws Error if check_output does. The complete folder then stays, and the message says where.
+  void commit();
 
  private:
   std::filesystem::path output_;
   std::optional<FileLock> lock_;
   std::filesystem::path path_;  // empty after commit
   OutputKind kind_;
+  bool overwrite_;
 };
 
 }  // namespace tessera

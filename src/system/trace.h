@@ -12,7 +12,8 @@ class TraceRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Reserves memory for this many events. Later events are dropped, and the file then says that it is not complete.
+  /// Reserves memory for this many events of the host. Later ones are dropped, and the file then says that it is not
+  /// complete. Events of the GPU have no limit.
   explicit TraceRecorder(std::size_t max_events = 1 << 18) { events_.reserve(max_events); }
 
   void start() {

@@ -62,8 +62,9 @@ void leave_core(int core, int team_idx) {
   }
 }
 
-thread_local int most_threads =
-    std::getenv("OMP_NUM_THREADS") == nullptr ? std::min(omp_get_max_threads(), num_cores()) : omp_get_max_threads();
+thread_local int most_threads = std::min(
+    std::getenv("OMP_NUM_THREADS") == nullptr ? std::min(omp_get_max_threads(), num_cores()) : omp_get_max_threads(),
+    omp_get_thread_limit());
 thread_local int team_idx = 0;
 thread_local bool in_team = false;
 

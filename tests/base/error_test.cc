@@ -40,6 +40,11 @@ TEST(Error, SaysWithWhichStatusTheProgramEnds) {
   EXPECT_EQ(exit_status_of(Error("x")), ExitStatus::kWrongInput);
   EXPECT_EQ(exit_status_of(Error("x", ExitStatus::kStorageFailed)), ExitStatus::kStorageFailed);
   EXPECT_EQ(exit_status_of(std::filesystem::filesystem_error("x", std::error_code())), ExitStatus::kWrongInput);
+  const auto status_of = [](std::errc reason) {
+    return exit_status_of(std::filesystem::filesystem_error("x", std::make_error_code(reason)));
+  };
+  EXPECT_EQ(status_of(std::errc::io_error), ExitStatus::kStorageFailed);
+  EXPECT_EQ(status_of(std::errc::permission_denied), ExitStatus::kWrongInput);
   EXPECT_EQ(exit_status_of(InternalError("x")), ExitStatus::kProgramError);
   EXPECT_EQ(exit_status_of(std::bad_alloc()), ExitStatus::kProgramError);
 }

@@ -2,9 +2,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <utility>
+
+#include "base/json.h"
 #include "base/log.h"
 #include "system/file_lock.h"
 #include "tests/data/support.h"
@@ -12,10 +16,28 @@
 #include "tests/unprivileged.h"
 
 namespace {
-/// Files and folders that were flushed, in order. The fsync and renameat2 below replace those of the C library.
+/// Files and folders that were flushed, in order. The functions below replace those of the C library.
 std::vector<std::filesystem::path> flushed;
 bool exchanges = true;
+/// The error codes with which fstat, pread and rename fail once. They succeed if it is 0.
+int fstat_fails = 0, pread_fails = 0, rename_fails = 0;
+
+/// Returns whether a call fails, and sets errno then.
+bool fails_once(int& reason) {
+  if (reason == 0) return false;
+  errno = std::exchange(reason, 0);
+  return true;
+}
 }  // namespace
+extern "C" int fstat(int descriptor, struct stat* status) noexcept {
+  return fails_once(fstat_fails) ? -1 : fstatat(descriptor, "", status, AT_EMPTY_PATH);
+}
+extern "C" ssize_t pread(int descriptor, void* bytes, size_t size, off_t offset) {
+  return fails_once(pread_fails) ? -1 : static_cast<ssize_t>(syscall(SYS_pread64, descriptor, bytes, size, offset));
+}
+extern "C" int rename(const char* from, const char* to) noexcept {
+  return fails_once(rename_fails) ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
 extern "C" int fsync(int descriptor) {
   flushed.push_back(std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor)));
   return 0;
@@ -37,7 +59,29 @@ TEST(AtomicFile, IsFlushedBeforeItHasItsNameAndItsFolderAfter) {
   file.write("new");
   flushed.clear();
   file.commit();
-  EXPECT_EQ(flushed, (std::vector<std::filesystem::path>{scratch / "file.tmp", scratch.path()}));
+  ASSERT_EQ(flushed.size(), 2u);
+  EXPECT_EQ(name_without_temporary(flushed[0]), "file");
+  EXPECT_EQ(flushed[1], scratch.path());
+}
+
+TEST(AtomicFile, WritersOfOnePathDoNotShareATemporaryFile) {
+  const TemporaryFolder scratch;
+  const auto path = scratch / "file", others = data::write_file(scratch / "file.tmp", "mine");
+  AtomicFile first(path), second(path);
+  first.write("first, which is longer");
+  second.write("second");
+  first.commit();
+  EXPECT_EQ(read_text_file(path), "first, which is longer");
+  second.commit();
+  EXPECT_EQ(read_text_file(path), "second");
+  EXPECT_EQ(read_text_file(others), "mine");
+}
+
+TEST(AtomicFile, TemporaryFilesAreKnownByTheirNames) {
+  EXPECT_EQ(name_without_temporary("a.tokens.123-4.tmp"), "a.tokens");
+  for (const char* name : {"a.tokens", "a.tmp", "a.123.tmp", "a.123-.tmp", "a.1-x.tmp", "a.123-4", "123-4.tmp"}) {
+    EXPECT_EQ(name_without_temporary(name), name);
+  }
 }
 
 /// Replaces the folder on file systems that can exchange two names, and on those that cannot.
@@ -67,7 +111,7 @@ TEST(AtomicFile, AppearsWithCommitOnly) {
     EXPECT_EQ(read_text_file(path), "old");
   }
   EXPECT_EQ(read_text_file(path), "old");
-  EXPECT_FALSE(std::filesystem::exists(path.string() + ".tmp"));
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
   AtomicFile file(path);
   file.write("header ");
   file.write("body");
@@ -75,7 +119,7 @@ TEST(AtomicFile, AppearsWithCommitOnly) {
   EXPECT_EQ(file.size(), 11u);
   file.commit();
   EXPECT_EQ(read_text_file(path), "HEADER body");
-  EXPECT_FALSE(std::filesystem::exists(path.string() + ".tmp"));
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
 }
 
 TEST(AtomicFile, WritesWithinTheFileOnly) {
@@ -122,7 +166,7 @@ TEST(CreateFolder, IsDurable) {
 
 /// The status tells a launcher whether a restart can help.
 TEST(SystemError, HasTheStatusOfItsReason) {
-  for (const int reason : {ENOSPC, EDQUOT, EIO, EROFS, ESTALE}) {
+  for (const int reason : {ENOSPC, EDQUOT, EIO, EROFS, ESTALE, ESHUTDOWN, ECONNABORTED}) {
     EXPECT_EQ(SystemError("x", reason).status(), ExitStatus::kStorageFailed) << reason;
   }
   for (const int reason : {EACCES, ENOENT, EPERM, ELOOP}) {
@@ -160,6 +204,53 @@ TEST(AtomicFile, ReplacesFilesOnly) {
   file.commit();
   EXPECT_TRUE(std::filesystem::is_symlink(scratch / "link"));
   EXPECT_EQ(read_text_file(target), "new");
+}
+
+TEST(AtomicFile, WritesThroughLinksToFilesThatAreNotThereYet) {
+  const TemporaryFolder scratch;
+  std::filesystem::create_directories(scratch / "other");
+  std::filesystem::create_symlink("other/link", scratch / "link");
+  std::filesystem::create_symlink("../target", scratch / "other/link");
+  write_whole_file(scratch / "link", "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(scratch / "link"));
+  EXPECT_TRUE(std::filesystem::is_symlink(scratch / "other/link"));
+  EXPECT_EQ(read_text_file(scratch / "target"), "new");
+  std::filesystem::create_symlink("loop", scratch / "loop");
+  expect_error([&] { AtomicFile file(scratch / "loop"); }, {"cannot create", "loop", "Too many levels"});
+}
+
+TEST(ReadJsonFile, OnlyAMissingFileIsNone) {
+  const TemporaryFolder scratch;
+  EXPECT_EQ(read_json_file(scratch / "missing", "format", 1), std::nullopt);
+  std::filesystem::create_symlink("loop", scratch / "loop");
+  expect_error([&] { read_json_file(scratch / "loop", "format", 1); }, {"loop", "Too many levels"});
+}
+
+TEST(DescribeText, IsShortAndAscii) {
+  EXPECT_EQ(describe_text("layers.0.\x1b[2J\xff"), "layers.0.\\u001b[2J\\ufffd");
+  EXPECT_EQ(describe_text(std::string(1000, 'x')), std::string(200, 'x'));
+  expect_error([] { parse_json("{\"\\u001b\": 1, \"\\u001b\": 2}", "'file'"); }, {"'\\u001b' occurs twice"});
+  expect_error([] { require_plain_name("a\x1b", "'file'"); }, {"expected the name of a file", "'a\\u001b'"});
+}
+
+TEST(SumFile, IsTheChecksumOfTheWholeOrAnError) {
+  const TemporaryFolder scratch;
+  const std::string text((3 << 20) + 17, 'x');
+  const auto path = data::write_file(scratch / "file", text);
+  EXPECT_EQ(sum_file(path).size, text.size());
+  EXPECT_EQ(sum_file(path).checksum, checksum(std::as_bytes(std::span(text))));
+  EXPECT_EQ(sum_file(data::write_file(scratch / "empty", "")).checksum, checksum({}));
+  expect_error([&] { sum_file(scratch.path()); }, {"not a regular file"});
+  pread_fails = EIO;
+  expect_error([&] { sum_file(path); }, {"cannot read", path.string(), "Input/output error"});
+}
+
+TEST(MappedFile, WhatCannotBeLookedAtMayBeARegularFile) {
+  const TemporaryFolder scratch;
+  const auto path = data::write_file(scratch / "file", "text");
+  fstat_fails = EIO;
+  EXPECT_THROW(MappedFile{path}, SystemError);
+  EXPECT_EQ(MappedFile(path).bytes().size(), 4u);
 }
 
 TEST(MappedFile, WhatCannotBeMapped) {
@@ -222,6 +313,62 @@ TEST(FileLock, IsHeldByOneObjectAtATime) {
   }
   EXPECT_NO_THROW(FileLock(path, "x"));
   expect_error([&] { const FileLock lock(scratch / "missing" / "lock", "x"); }, {"cannot open", "missing"});
+}
+
+/// A lock that cannot be looked at is not lost. A process that believed so would end for good.
+TEST(FileLock, IsLostOnlyIfTheFileIsGoneOrAnother) {
+  const TemporaryFolder scratch;
+  const auto path = scratch / "lock";
+  const FileLock lock(path, "x", {.at_end = FileLock::AtEnd::kRemoveFile});
+  EXPECT_TRUE(lock.is_held());
+  fstat_fails = EIO;
+  expect_error([&] { lock.is_held(); }, {"cannot look at", path.string(), "Input/output error"});
+  fstat_fails = EIO;
+  expect_error([&] { const FileLock other(scratch / "other", "x"); }, {"cannot look at", "other"});
+  fstat_fails = ESTALE;
+  EXPECT_FALSE(lock.is_held());
+  std::filesystem::rename(path, scratch / "moved");
+  EXPECT_FALSE(lock.is_held());
+  data::write_file(path, "");
+  EXPECT_FALSE(lock.is_held());
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink("lock", path);
+  expect_error([&] { lock.is_held(); }, {"cannot look at", path.string(), "Too many levels"});
+  // The destructor cannot tell either, and must not throw.
+}
+
+TEST(FileLock, IsTakenOverFromTheHolderThatWasAskedFor) {
+  const TemporaryFolder scratch;
+  const auto path = scratch / "lock";
+  const FileLock first(path, "x", {.owner = "1"});
+  std::optional<FileLock> third;
+  std::vector<std::string> asked;
+  // While attempt 2 decides, attempt 3 takes the lock over.
+  const auto takes_over = [&](const std::string& owner) {
+    asked.push_back(owner);
+    if (owner == "1")
+      third.emplace(path, "x", FileLock::Options{.owner = "3", .takes_over = [](auto&) { return true; }});
+    return owner == "1";
+  };
+  expect_error([&] { const FileLock second(path, "x", {.owner = "2", .takes_over = takes_over}); }, {"in use: 3"});
+  EXPECT_EQ(asked, (std::vector<std::string>{"1", "3"}));
+  EXPECT_TRUE(third->is_held());
+  EXPECT_FALSE(first.is_held());
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
+}
+
+TEST(FileLock, ATakeoverThatFailsLeavesNothing) {
+  const auto num_open = [] { return entries_of("/proc/self/fd").size(); };
+  const TemporaryFolder scratch;
+  const FileLock first(scratch / "lock", "x");
+  const std::size_t before = num_open();
+  rename_fails = EIO;
+  expect_error(
+      [&] { const FileLock second(scratch / "lock", "x", {.takes_over = [](const std::string&) { return true; }}); },
+      {"cannot take over", "Input/output error"});
+  EXPECT_EQ(num_open(), before);
+  EXPECT_EQ(entries_of(scratch.path()).size(), 1u);
+  EXPECT_TRUE(first.is_held());
 }
 
 }  // namespace

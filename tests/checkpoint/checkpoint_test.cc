@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -10,6 +12,16 @@
 #include "tests/data/support.h"
 #include "tests/full_disk.h"
 #include "tests/unprivileged.h"
+
+namespace {
+bool disk_is_broken = false;
+}
+/// Replaces the C library's.
+extern "C" ssize_t pread(int descriptor, void* bytes, size_t size, off_t offset) {
+  if (!disk_is_broken) return static_cast<ssize_t>(syscall(SYS_pread64, descriptor, bytes, size, offset));
+  errno = EIO;
+  return -1;
+}
 
 namespace tessera {
 namespace {
@@ -134,6 +146,25 @@ TEST_F(CheckpointTest, TheFolderOfARunIsEnough) {
   EXPECT_EQ(find_checkpoint(run), run / "checkpoint" / "step-3");
 }
 
+/// Many disks have a lost+found that only root may read.
+TEST_F(CheckpointTest, FoldersBesideItThatCannotBeReadAreNamedOnlyIfNothingIsFound) {
+  save(3);
+  const std::filesystem::path run = scratch_ / "run";
+  std::filesystem::create_directories(run / "states");
+  std::filesystem::create_directories(run / "lost+found");
+  std::filesystem::permissions(run / "lost+found", std::filesystem::perms::none);
+  {
+    const Unprivileged nobody;
+    expect_error([&] { find_checkpoint(run); }, {"is no checkpoint", "run/lost+found", "Permission denied"});
+  }
+  std::filesystem::rename(scratch_ / "step-3", run / "states/step-3");
+  {
+    const Unprivileged nobody;
+    EXPECT_EQ(find_checkpoint(run), run / "states/step-3");
+  }
+  std::filesystem::permissions(run / "lost+found", std::filesystem::perms::all);
+}
+
 /// Folders that people have made beside the checkpoints are neither counted nor deleted.
 TEST_F(CheckpointTest, OtherFoldersAreLeftAlone) {
   const std::vector<std::string> others = {
@@ -182,6 +213,15 @@ TEST_F(CheckpointTest, ACheckpointThatCannotBeReadIsNotCalledDamaged) {
     expect_error([&] { checkpoint_steps(scratch_.path()); }, {"step-3/manifest.json", "Permission denied"});
   }
   std::filesystem::permissions(scratch_ / "step-3", std::filesystem::perms::all);
+}
+
+/// A read error is no damage: the file may be whole on a disk that works again.
+TEST_F(CheckpointTest, AFileWhoseDiskFailsIsNotCalledDamaged) {
+  save(3);
+  disk_is_broken = true;
+  EXPECT_THROW(verify_checkpoint(scratch_ / "step-3"), SystemError);
+  disk_is_broken = false;
+  EXPECT_NO_THROW(verify_checkpoint(scratch_ / "step-3"));
 }
 
 /// Covers file systems on which replace_folder() cannot exchange two folders in one step. The test cuts the replacement

@@ -120,6 +120,20 @@ TEST(Shards, ARankFindsItsPiecesInItsOwnFile) {
   }
 }
 
+/// The file does not say how a whole tensor could be cut.
+TEST(Shards, AWholeTensorIsFoundHoweverItCouldBeCut) {
+  const Shape shape({6, 8});
+  const TemporaryFolder scratch;
+  const Piece piece{.slice = {.global = shape, .dim = 1, .blocks = 2}, .begin = 0, .end = shape.num_elements()};
+  write_shards(scratch.path(), 3, {piece});
+  const ShardFiles files(scratch.path(), "model", 3, 1);
+  std::vector<float> numbers(48);
+  const TensorPiece wanted{"w", piece, view(numbers)};
+  ASSERT_TRUE(files.has(std::span(&wanted, 1)));
+  files.piece_at("w", piece).read(piece, numbers.data());
+  EXPECT_EQ(numbers, numbers_of(piece));
+}
+
 TEST(Shards, OneRanksFileIsAPlainSafetensorsFile) {
   const TemporaryFolder scratch;
   write_shards(scratch.path(), 3, {Piece::whole({2, 3})});

@@ -184,7 +184,7 @@ TEST(Prepare, GoesOnAfterAKilledRun) {
   const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   write_file(scratch / "out.tmp/train-00000.tokens", "half");
-  write_file(scratch / "out.tmp/train-00001.tokens.tmp", "half");
+  write_file(scratch / "out.tmp/train-00001.tokens.123-4.tmp", "half");
   EXPECT_NO_THROW(prepare_dataset(options));
   EXPECT_FALSE(fs::exists(scratch / "out.tmp"));
   write_file(scratch / "out.tmp/precious.txt", "kept");

@@ -30,6 +30,8 @@ TEST_F(ControlGroups, MemoryIsTheLeastOfAllGroupsAroundAProcess) {
   EXPECT_EQ(limits_of("0::/other\n").memory_bytes, 6000000000u);
   write("memory/old/memory.limit_in_bytes", "4000\n");
   EXPECT_EQ(limits_of("3:cpu:/old\n2:memory:/old\n0::/\n").memory_bytes, 4000u);
+  write("memory/free/memory.limit_in_bytes", "9223372036854771712\n");  // what version 1 says without a limit
+  EXPECT_EQ(limits_of("2:memory:/free\n").memory_bytes, std::nullopt);
 }
 
 TEST_F(ControlGroups, CoresAreQuotaOverPeriod) {
@@ -43,7 +45,10 @@ TEST_F(ControlGroups, CoresAreQuotaOverPeriod) {
   write("cpu/old/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(limits_of("4:cpu,cpuacct:/old\n").cores, std::nullopt);
   write("cpu/old/cpu.cfs_quota_us", "200000\n");
-  EXPECT_EQ(limits_of("4:cpu,cpuacct:/old\n").cores, 2.0);
+  for (const char* controllers : {"cpu", "cpu,cpuacct", "cpuacct,cpu", "memory,cpu"}) {
+    EXPECT_EQ(limits_of(fmt::format("4:{}:/old\n", controllers)).cores, 2.0) << controllers;
+  }
+  EXPECT_EQ(limits_of("4:cpuacct,cpuset:/old\n").cores, std::nullopt);
 }
 
 TEST_F(ControlGroups, NothingIsKnownOfFilesThatAreNotThere) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -91,6 +92,16 @@ TEST_P(Parallel, NestedRunsSerially) {
     parallel_for(10, [&](std::int64_t j) { sums[static_cast<std::size_t>(i)] += static_cast<int>(j); });
   });
   EXPECT_EQ(sums, std::vector<int>(8, 45));
+}
+
+/// Each is read when a program starts, so the test starts itself again.
+TEST(NumThreads, DefaultIsAtMostTheThreadLimit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("OMP_NUM_THREADS", "8", 1);
+  setenv("OMP_THREAD_LIMIT", "3", 1);
+  EXPECT_EXIT(std::exit(num_threads()), ::testing::ExitedWithCode(3), "");
+  unsetenv("OMP_NUM_THREADS");
+  unsetenv("OMP_THREAD_LIMIT");
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, Parallel, ::testing::Values(1, 2, 4));

@@ -52,7 +52,7 @@ class RunFolder {
   RunFolder(const JobConfig& config, const std::filesystem::path& checkpoints);
 
   const RunIdentity& run() const { return run_; }
-  /// Throws Error if a later attempt of the run has taken a folder over.
+  /// Throws Error if a later attempt of the run has taken a folder over, and SystemError if the system cannot tell.
   void require_held() const;
 
  private:

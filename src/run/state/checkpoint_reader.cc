@@ -235,21 +235,24 @@ std::optional<std::string> CheckpointReader::read_manifest(Stored& stored) {
 
 std::optional<std::string> CheckpointReader::check_files(const Stored& stored) {
   constexpr std::string_view kName = "the check of a checkpoint";
-  std::string found;
-  run_long_together(ranks_.world(), kName, [&] {
-    found = damage_of([&] {
-      const CheckpointManifest& manifest = stored.manifest;
-      for (const std::string_view kind : kShardKinds) {
-        if (kind == kOptimizerShards && !stored.has_optimizer) continue;
-        // The ranks together open every file once. Each maps what it loads later (load_numbers).
-        for (std::int64_t shard = ranks_.rank(); shard < manifest.num_shards; shard += ranks_.size()) {
-          static_cast<void>(ShardFiles(stored.path, kind, manifest.step, manifest.num_shards, {shard}));
-        }
+  const CheckpointManifest& manifest = stored.manifest;
+  const auto check_together = [&](auto&& check) {
+    std::string found;
+    run_long_together(ranks_.world(), kName, [&] { found = damage_of(check); });
+    return first_damage(ranks_.world(), found, kName);
+  };
+  // All files are read before any is mapped: a map of a file that cannot be read would end the process.
+  const std::optional<std::string> wrong_sum = check_together([&] { verify_files(stored.path, manifest); });
+  const std::optional<std::string> wrong_shard = check_together([&] {
+    for (const std::string_view kind : kShardKinds) {
+      if (kind == kOptimizerShards && !stored.has_optimizer) continue;
+      // The ranks together open every file once. Each maps what it loads later (load_numbers).
+      for (std::int64_t shard = ranks_.rank(); shard < manifest.num_shards; shard += ranks_.size()) {
+        static_cast<void>(ShardFiles(stored.path, kind, manifest.step, manifest.num_shards, {shard}));
       }
-      verify_files(stored.path, manifest);
-    });
+    }
   });
-  return first_damage(ranks_.world(), found, kName);
+  return wrong_shard ? wrong_shard : wrong_sum;  // the shard's own words say more, such as its step
 }
 
 void CheckpointReader::fail_damaged(std::int64_t step, const std::string& damage,
