@@ -8,8 +8,8 @@
 // with float32 scales to float32, and rounds element times scale once.
 //
 // Hopper's 8-bit tensor cores cannot apply a scale per 32 numbers. The bfloat16 tensor cores multiply such operands,
-// and weights are in the wide form. y and d_x are then bfloat16 and contiguous. Where Hopper adds to them, it rounds the
-// product to bfloat16 first. gemm.h rounds only the sum.
+// and weights are in the wide form. y and d_x are then bfloat16 and contiguous. Where Hopper adds to them, it
+// rounds the product to bfloat16 first. gemm.h rounds only the sum.
 #pragma once
 
 #include "ops/kit/gemm_operand.h"
