@@ -32,31 +32,36 @@ std::string format_thousands(std::int64_t number) {
   return text;
 }
 
-/// Returns the file's lines of steps before `first_step`. Throws Error if there is a file that cannot be read.
-std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_step) {
-  if (!path_exists(path)) return {};
+/// Calls `visit` with the step, the object and the text of every line of the file that is of a step. Throws Error if
+/// there is a file that cannot be read.
+template <typename Visit>
+void for_each_line(const std::filesystem::path& path, Visit&& visit) {
+  if (!path_exists(path)) return;
   std::istringstream file(read_text_file(path));
-  std::string kept;
   for (std::string line; std::getline(file, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, false);
     if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) continue;
-    if (parsed["step"].get<std::int64_t>() < first_step) kept += line + '\n';
+    visit(parsed["step"].get<std::int64_t>(), parsed, line);
   }
+}
+
+/// Returns the file's lines of steps before `first_step`.
+std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_step) {
+  std::string kept;
+  for_each_line(path, [&](std::int64_t step, const auto&, const std::string& line) {
+    if (step < first_step) kept += line + '\n';
+  });
   return kept;
 }
 
 }  // namespace
 
 bool has_validation_loss(const std::filesystem::path& path, std::int64_t step) {
-  if (!path_exists(path)) return false;
-  std::istringstream file(read_text_file(path));
-  for (std::string line; std::getline(file, line);) {
-    const auto parsed = nlohmann::json::parse(line, nullptr, false);
-    if (parsed.is_object() && parsed.contains("validation_loss") && parsed.value("step", nlohmann::json()) == step) {
-      return true;
-    }
-  }
-  return false;
+  bool found = false;
+  for_each_line(path, [&](std::int64_t step_of_line, const auto& parsed, const std::string&) {
+    found |= step_of_line == step && parsed.contains("validation_loss");
+  });
+  return found;
 }
 
 std::size_t resident_bytes() {

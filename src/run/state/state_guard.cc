@@ -1,6 +1,5 @@
 #include "run/state/state_guard.h"
 
-#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "run/record/run_info.h"
@@ -10,13 +9,12 @@ namespace {
 
 /// Returns a checksum of all that decides a run's numbers: its mesh, configuration and data.
 std::string identity_of_run(const JobConfig& config, const Mesh& mesh, const data::Loader& loader) {
-  nlohmann::json identity = {{"mesh", describe(mesh.degrees)},
-                             {"dataset.train", to_hex(loader.state().dataset_checksum)}};
+  nlohmann::ordered_json identity = {{"mesh", describe(mesh.degrees)},
+                                     {"dataset.train", to_hex(loader.state().dataset_checksum)}};
   for (const auto& [key, value] : config_values(recorded_config(config, mesh.num_data_ranks()))) {
     if (makes_the_run(key)) identity[key] = value;
   }
-  const std::string text = json_text(identity);
-  return to_hex(checksum(std::as_bytes(std::span(text))));
+  return checksum_of_rest(identity);
 }
 
 }  // namespace
