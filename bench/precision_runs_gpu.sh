@@ -3,8 +3,8 @@
 # steps, the same data and seeds on all sides, then `tessera compare`. Each run has RANKS GPUs, and as many runs as fit
 # run at a time. A run writes its output to FOLDER/SIDE/seed-N/train.log. A run that ended is not run again. Others
 # start from the beginning, because checkpoints would take 190 GB each. It is an error if a run in FOLDER was made with
-# other options. A verdict takes three seeds. PRECISIONS are the sides, as precision_sides.sh names them, and the first
-# one is the baseline. OPTIONS, of `tessera train`, apply to all sides.
+# other options. SEEDS are the first N seeds, or FIRST-LAST, and a verdict takes three. PRECISIONS are the sides, as
+# precision_sides.sh names them, and the first one is the baseline. OPTIONS, of `tessera train`, apply to all sides.
 #   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [PRECISIONS [OPTIONS...]]]]]
 set -euo pipefail
 if [[ $# -lt 2 ]]; then
@@ -12,6 +12,8 @@ if [[ $# -lt 2 ]]; then
   exit 2
 fi
 tessera=$1 ranks=$2 folder=${3:-outputs/precision-16B} dataset=${4:-data/gcide} seeds=${5:-3}
+first_seed=${seeds%-*} last_seed=${seeds#*-}
+if [[ $seeds != *-* ]]; then first_seed=1; fi
 IFS=, read -ra precisions <<<"${6:-bf16,mxfp8,fp8_blockwise}"
 options=("${@:7}")
 source "$(dirname "$0")/precision_sides.sh"
@@ -61,8 +63,8 @@ trap 'for place in "${places[@]}"; do kill -- "-$place" 2>/dev/null || true; don
 trap 'exit 1' INT TERM
 set -m
 for ((place = 0; place < num_places; ++place)); do
-  for ((i = place; i < seeds * ${#precisions[@]}; i += num_places)); do
-    train "${precisions[i % ${#precisions[@]}]}" $((1 + i / ${#precisions[@]})) "$place"
+  for ((i = place; i < (last_seed - first_seed + 1) * ${#precisions[@]}; i += num_places)); do
+    train "${precisions[i % ${#precisions[@]}]}" $((first_seed + i / ${#precisions[@]})) "$place"
   done &
   places+=($!)
 done
