@@ -75,7 +75,12 @@ ROWS = [
 ]
 # With the real router, the planner takes the load to be balanced.
 REAL = ["--debug.moe_force_load_balance=false", "--parallelism.expert_parallel_capacity_factor=1.8"]
-# Name and arguments of steps on two H200s, by the kind of their FORECAST.
+# A batch as one micro-batch, as two, and as two whose passes run in turns.
+HALVES = ["--training.local_batch_size=1", "--training.global_batch_size=4"]
+IN_TURNS = [*HALVES, "--parallelism.expert_parallel_overlap=true"]
+HALVED = (("whole", []), ("halves", HALVES), ("halves in turns", IN_TURNS))
+# Name and arguments of steps on two H200s, by the kind of their FORECAST. Arguments such as NCCL_MAX_CTAS=4 are set in
+# the environment. The planner does not know them, so such steps have no forecast.
 ON_TWO_H200 = {
     "2xh200": [
         ("8 layers, FSDP only", CUT),
@@ -99,6 +104,15 @@ ON_TWO_H200 = {
         *((f"16B, {backend}, real, {name}", ON_TWO + REAL + experts(2, backend) + how)
           for name, how in (("bf16", []), ("mxfp8, full", mode("full", 1) + MXFP8))
           for backend in ("standard", "direct")),
+    ],
+    "overlap-2xh200": [
+        *((f"8 layers, FSDP only{name}", CUT + channels)
+          for name, channels in (("", []), *((f", NCCL_MAX_CTAS={n}", [f"NCCL_MAX_CTAS={n}"]) for n in (4, 8, 16)))),
+        *((f"8 layers, {name}, {batch}", CUT + experts(2, backend) + how + more)
+          for name, backend, how in (
+              ("direct", "direct", []), ("direct, mxfp8", "direct", MXFP8), ("standard", "standard", []),
+              ("standard, NCCL_MAX_P2P_NCHANNELS=1", "standard", ["NCCL_MAX_P2P_NCHANNELS=1"]))
+          for batch, more in HALVED),
     ],
 }
 # The records that measured these forecasts, and the runs that had a part in clusters/h200.toml.
@@ -125,8 +139,13 @@ def recorded_rows():
         cells = [line.split(" | ") for line in lines_of_log(content, "forecast_gpu.py")]
         measured = {line[0].removeprefix("| "): int(line[2].replace(",", "")) for line in cells[2:] if len(line) > 3}
         rows += [(name, "h200", 2, options, measured[name], CALIBRATES if name in CALIBRATED_BY else "")
-                 for name, options in ON_TWO_H200[kind]]
+                 for name, options in ON_TWO_H200[kind] if not any(map(is_variable, options))]
     return rows
+
+
+def is_variable(option):
+    """Returns whether an argument of a run is a variable of its environment."""
+    return not option.startswith("-") and "=" in option
 
 
 def blind_runs(kind):
@@ -154,10 +173,14 @@ def write_blind(path, kind, program, clusters):
         kinds = {"8xh200", *ON_TWO_H200, *(f"{ranks}x{cluster}" for _, cluster, ranks, *_ in ROWS)}
         sys.exit(f"forecast_gpu: no runs of '{kind}'; expected one of {', '.join(sorted(kinds))}")
     for name, ranks, options in runs:
+        row = {"run": name, "ranks": ranks, "options": options}
+        if any(map(is_variable, options)):
+            rows.append(row)
+            continue
         answer = predict(program, clusters, kind.split("x")[1], ranks, options)
-        rows.append({"run": name, "ranks": ranks, "options": options,
-                     "tokens_per_s_per_gpu": round(answer["tokens_per_s_per_gpu"]),
-                     "step_ms": round(answer["step_ms"], 1), "memory_gib": round(answer["memory_bytes"] / 2**30, 1)})
+        rows.append(row | {
+            "tokens_per_s_per_gpu": round(answer["tokens_per_s_per_gpu"]),
+            "step_ms": round(answer["step_ms"], 1), "memory_gib": round(answer["memory_bytes"] / 2**30, 1)})
     path.write_text(json.dumps({"cluster": kind, "forecasts": rows}, indent=1) + "\n")
     print(f"{path}: {len(rows)} forecasts")
 
@@ -170,17 +193,18 @@ def measure(path, program):
         sys.exit(f"forecast_gpu: '{path}' has no forecasts of --predict")
     print("| run | GPUs | measured | predicted | error, % |\n| --- | --- | --- | --- | --- |")
     for row in forecasts:
+        variables = dict(option.split("=", 1) for option in row["options"] if is_variable(option))
         command = [*gpus.mpirun(row["ranks"]), program, "bench", "step", "--training.device=cuda", "--steps=12",
-                   "--warmup=5", *row["options"]]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | AS_ROOT)
+                   "--warmup=5", *(option for option in row["options"] if not is_variable(option))]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | AS_ROOT | variables)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if done.returncode != 0 or not lines:
             print(f"| {row['run']} | {row['ranks']} | {(done.stderr or done.stdout).strip()[-300:]} | | |", flush=True)
             is_complete = False
             continue
-        measured, predicted = json.loads(lines[-1])["tokens_per_s_per_rank"], row["tokens_per_s_per_gpu"]
-        print(f"| {row['run']} | {row['ranks']} | {measured:,.0f} | {predicted:,} | "
-              f"{100 * (predicted / measured - 1):+.1f} |", flush=True)
+        measured, predicted = json.loads(lines[-1])["tokens_per_s_per_rank"], row.get("tokens_per_s_per_gpu")
+        forecast = f"{predicted:,} | {100 * (predicted / measured - 1):+.1f}" if predicted else "- | -"
+        print(f"| {row['run']} | {row['ranks']} | {measured:,.0f} | {forecast} |", flush=True)
     return is_complete
 
 

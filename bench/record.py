@@ -73,6 +73,7 @@ SOURCES = {
     "gpus_dispatch": [*COMMUNICATION, "src/ops/kit/*.cuh", "src/ops/quantize/*", "bench/ep_gpu_bench.cc"],
     "faults": ["src/launch/*.*", "src/launch/watch/*", "src/run/*.*", "src/run/state/*", "src/comm/*.*",
                "src/comm/observe/*", "tests/gpu_faults.py", "tests/lost_gpu.cc"],
+    "backends": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "tests/gpu_backends.py"],
     "forecast": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION],
     "losses": [*TRAINING_KERNELS, *MODEL],
     "decoding": [*KERNELS, *DECODING, "src/model/*.*", "src/device/cuda_graph.*", "src/generate/*",
@@ -399,6 +400,16 @@ def faults(record):
                  [[f"`{mesh}`", fault, *result[:2]] for mesh, fault, *result in rows])
 
 
+BACKEND = re.compile(r"(.+): loss (\S+) to (\S+), (\d+ of \d+) steps .* differ by (\S+) %, (\d+) later rounds")
+
+
+def backends(record):
+    """Returns the table of the same training over each backend."""
+    rows = [found.groups() for line in lines_of_log(record, "gpu_backends.py") if (found := BACKEND.fullmatch(line))]
+    return table(["run", "first loss", "last loss", "steps with the bits of `direct`", "last 20 losses, %",
+                  "later rounds"], rows)
+
+
 def forecast(record):
     """Returns the table of steps that were predicted before they ran."""
     return [line for line in lines_of_log(record, "forecast_gpu.py") if line.startswith("|")]
@@ -489,7 +500,7 @@ def of_bytes(record):
 
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
-         "decoding": decoding, "faults": faults, "forecast": forecast, "losses": losses,
+         "decoding": decoding, "faults": faults, "backends": backends, "forecast": forecast, "losses": losses,
          "gpus_cells": gpus_cells, "gpus_scaling": gpus_scaling, "gpus_layers": gpus_layers,
          "gpus_dispatch": gpus_dispatch, "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"),
          "lab_dispatch": course("dispatch", "GB/s")}

@@ -139,6 +139,16 @@ class Record(unittest.TestCase):
             "| shape | payload | SMs | dispatch | combine |", "| --- | --- | --- | --- | --- |",
             "| 16B | bf16 | 24 | 638, 330 (248) |  |", "| 16B | bf16 | 16 |  | 638, 330 (248) |"])
 
+    def test_both_backends_become_a_table(self):
+        log = ("[15:35:35] warning no document fell to validation: there are only 1\n"
+               "direct: loss 11.9381 to 2.6071, 60 of 60 steps have the bits of direct, the last 20 losses differ by "
+               "+0.000 %, 0 later rounds\n"
+               "direct, in rounds: loss 11.9381 to 2.6099, 0 of 60 steps have the bits of direct, the last 20 losses "
+               "differ by +0.039 %, 420 later rounds\n")
+        self.assertEqual(record.backends({"logs": [{"name": "gpu_backends.py", "log": log}]})[2:], [
+            "| direct | 11.9381 | 2.6071 | 60 of 60 | +0.000 | 0 |",
+            "| direct, in rounds | 11.9381 | 2.6099 | 0 of 60 | +0.039 | 420 |"])
+
     def test_faults_become_a_table(self):
         log = ("fsdp | killed | 6 | 5.8 s | rank 3 has died\nfsdp | nan | 1 | - | a gradient was NaN\n"
                "direct | stopped | MISSED: no second attempt\n")
