@@ -116,7 +116,8 @@ ON_TWO_H200 = {
     ],
 }
 # The records that measured these forecasts, and the runs that had a part in clusters/h200.toml.
-RECORDS = {"2026-11-29-h200-11": "2xh200", "2026-11-29-h200-15": "settings-2xh200"}
+RECORDS = {"2026-11-29-h200-11": "2xh200", "2026-11-29-h200-15": "settings-2xh200",
+           "2026-11-29-h200-17": "overlap-2xh200"}
 CALIBRATED_BY = ("8 layers, FSDP only", "8 layers, direct")
 MEAN, MOST = 0.03, 0.08
 
@@ -132,15 +133,17 @@ def predict(program, clusters, cluster, ranks, arguments):
 
 
 def recorded_rows():
-    """Returns rows like ROWS' from RECORDS."""
-    rows = []
+    """Returns rows like ROWS' from RECORDS. Of runs with the same name, only the first one is a row."""
+    rows = {}
     for record, kind in RECORDS.items():
         content = json.loads(gzip.decompress((ROOT / f"bench/records/{record}.json.gz").read_bytes()))
         cells = [line.split(" | ") for line in lines_of_log(content, "forecast_gpu.py")]
         measured = {line[0].removeprefix("| "): int(line[2].replace(",", "")) for line in cells[2:] if len(line) > 3}
-        rows += [(name, "h200", 2, options, measured[name], CALIBRATES if name in CALIBRATED_BY else "")
-                 for name, options in ON_TWO_H200[kind] if not any(map(is_variable, options))]
-    return rows
+        for name, options in ON_TWO_H200[kind]:
+            if not any(map(is_variable, options)):
+                rows.setdefault(name, (name, "h200", 2, options, measured[name],
+                                       CALIBRATES if name in CALIBRATED_BY else ""))
+    return rows.values()
 
 
 def is_variable(option):
