@@ -67,7 +67,7 @@ install package:
 	@$(MAKE) --no-print-directory do-$@ PRESET=$(PROGRAM_PRESET)
 
 do-install:
-	cmake --install $(BUILD) --prefix $(PREFIX)
+	cmake --install $(BUILD) --prefix "$(PREFIX)"
 	@case ":$$PATH:" in *":$(PREFIX)/bin:"*) ;; *) \
 		echo "To call it as tessera: export PATH=\"$(PREFIX)/bin:\$$PATH\"" ;; esac
 

@@ -5,11 +5,12 @@ With n busy processes on c cores, a run's fair share is its quiet rate times c /
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
+
+from training_run import measure_steps
 
 BOUND = 0.9
 
@@ -17,13 +18,12 @@ BOUND = 0.9
 def tokens_per_second(tessera: str, busy: int, steps: int, arguments: list[str]) -> float:
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
-        command = [tessera, "bench", "step", "configs/debugmodel.toml", "--training.device=cpu", f"--steps={steps}"]
-        run = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
+        options = ["configs/debugmodel.toml", "--training.device=cpu", f"--steps={steps}", *arguments]
+        return measure_steps(tessera, options)["tokens_per_s"]
     finally:
         for other in others:
             other.kill()
             other.wait()
-    return json.loads(run.stdout)["tokens_per_s"]
 
 
 def main() -> int:

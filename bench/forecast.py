@@ -11,14 +11,12 @@ two ranks. Fails unless the mean error is at most 5 % and no run is more than 12
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 
-from training_run import AS_ROOT, mpirun
+from training_run import measure_steps, output_of
 
 MEAN, MOST = 0.05, 0.12
 
@@ -92,14 +90,6 @@ RUNS = {name: (1, run) for name, run in ONE_RANK.items()} | {
     f"{name}, 2 ranks": (2, run) for name, run in TWO_RANKS.items()}
 
 
-def output_of(command, num_ranks=1):
-    start = mpirun(num_ranks) if num_ranks > 1 else []
-    done = subprocess.run([*start, *command], capture_output=True, text=True, env=os.environ | AS_ROOT)
-    if done.returncode != 0:
-        sys.exit(f"forecast: {' '.join(command)}: {done.stderr or done.stdout}")
-    return done.stdout
-
-
 def predict(tessera, worlds, out):
     calibrations, forecast = {}, {}
     with tempfile.TemporaryDirectory() as folder:
@@ -107,13 +97,14 @@ def predict(tessera, worlds, out):
             path = f"{folder}/{num_ranks}.json"
             # Ranks that share the cores train half as many models again, and take thrice as long for each.
             rounds = 3 if num_ranks == 1 else 1
-            output_of([tessera, "bench", "calibrate", "--rounds", str(rounds), "--out", path], num_ranks)
+            output_of([tessera, "bench", "calibrate", "--rounds", rounds, "--out", path], num_ranks)
             calibrations[num_ranks] = json.loads(pathlib.Path(path).read_text())
         for name, (num_ranks, run) in RUNS.items():
             if num_ranks not in worlds:
                 continue
-            line = json.loads(output_of([tessera, "plan", "time", "--json", "--ranks", str(num_ranks), "--calibration",
-                                         f"{folder}/{num_ranks}.json", *run]))
+            printed, _ = output_of([tessera, "plan", "time", "--json", "--ranks", num_ranks, "--calibration",
+                                    f"{folder}/{num_ranks}.json", *run])
+            line = json.loads(printed)
             forecast[name] = {key: line[key] for key in ("step_ms", "tokens_per_s", "host_ms")}
     out.write_text(json.dumps({"calibrations": calibrations, "runs": forecast}, indent=1) + "\n")
     print(f"{out}: {len(forecast)} runs", flush=True)
@@ -121,15 +112,15 @@ def predict(tessera, worlds, out):
 
 def measure(tessera, forecast_file, rounds, steps):
     """Returns the errors of the forecast, by run. The runs take turns, so a slow moment affects all of them."""
-    forecast = json.loads(forecast_file.read_text())["runs"]
+    forecast = json.loads(forecast_file.read_text()).get("runs")
+    if not forecast:
+        sys.exit(f"forecast: '{forecast_file}' has no runs of `forecast.py predict`")
     times = {name: [] for name in forecast}
     for turn in range(rounds):
         for name in forecast:
             num_ranks, run = RUNS[name]
-            lines = output_of([tessera, "bench", "step", "--training.device=cpu", "--steps", str(steps), "--warmup", "2",
-                               *run], num_ranks)
-            line = next(line for line in lines.splitlines() if line.startswith("{"))
-            times[name].append(json.loads(line)["step_ms"])
+            line = measure_steps(tessera, ["--training.device=cpu", "--steps", steps, "--warmup", 2, *run], num_ranks)
+            times[name].append(line["step_ms"])
         print(f"round {turn + 1} of {rounds}", file=sys.stderr)
     errors = {}
     print(f"{'run':32}{'predicted ms':>14}{'measured ms':>14}{'error':>10}{'spread':>10}")

@@ -22,7 +22,7 @@ import sys
 import types
 
 import gpus
-from gpu import FP8_BLOCKWISE, MXFP8, OUTPUT
+from gpu import FP8_BLOCKWISE, MXFP8, OUTPUT, json_lines
 from record import ROOT, lines_of_log
 from training_run import AS_ROOT
 
@@ -199,13 +199,16 @@ def measure(path, program):
         variables = dict(option.split("=", 1) for option in row["options"] if is_variable(option))
         command = [*gpus.mpirun(row["ranks"]), program, "bench", "step", "--training.device=cuda", "--steps=12",
                    "--warmup=5", *(option for option in row["options"] if not is_variable(option))]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | AS_ROOT | variables)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        for _ in range(2):  # mpirun may lose the last line of a program that ends at once
+            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | AS_ROOT | variables)
+            lines = json_lines(done.stdout)
+            if done.returncode != 0 or lines:
+                break
         if done.returncode != 0 or not lines:
             print(f"| {row['run']} | {row['ranks']} | {(done.stderr or done.stdout).strip()[-300:]} | | |", flush=True)
             is_complete = False
             continue
-        measured, predicted = json.loads(lines[-1])["tokens_per_s_per_rank"], row.get("tokens_per_s_per_gpu")
+        measured, predicted = lines[-1]["tokens_per_s_per_rank"], row.get("tokens_per_s_per_gpu")
         forecast = f"{predicted:,} | {100 * (predicted / measured - 1):+.1f}" if predicted else "- | -"
         print(f"| {row['run']} | {row['ranks']} | {measured:,.0f} | {forecast} |", flush=True)
     return is_complete

@@ -10,13 +10,12 @@ memory. Fails if a step's loss is not that of one rank with the same batch, or i
 
 import argparse
 import pathlib
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-from training_run import train
+from training_run import output_of, train
 
 LOSS_LIMIT = 1e-5
 SEQ_LEN = 8
@@ -63,10 +62,7 @@ def run(args, num_ranks, steps, checkpoints, more):
                 "--checkpoint.enable=true", f"--checkpoint.folder={checkpoints}", *PATIENCE, *more]
     begin = time.monotonic()
     with MemoryUse() as memory:
-        try:
-            _, lines = train(args, num_ranks, options)
-        except subprocess.CalledProcessError as error:
-            sys.exit(f"{num_ranks} ranks failed: {(error.stdout + error.stderr)[-3000:]}")
+        _, lines = train(args, num_ranks, options)
     return {"losses": {line["step"]: line["loss"] for line in lines if "loss" in line},
             "step": max(line["step_seconds"] for line in lines if "step_seconds" in line),
             "gib": memory.gib(),
@@ -84,8 +80,8 @@ def main():
         text = pathlib.Path(folder) / "text.txt"
         text.write_text("".join(chr(97 + i * i % 26) for i in range(8 * SEQ_LEN * args.ranks)))
         args.dataset = f"{folder}/dataset"
-        subprocess.run([args.tessera, "data", "prepare", "--input", str(text), "--tokenizer", "bytes", "--output",
-                        args.dataset, "--val-fraction", "0"], check=True, capture_output=True)
+        output_of([args.tessera, "data", "prepare", "--input", text, "--tokenizer", "bytes", "--output", args.dataset,
+                   "--val-fraction", "0"])
         one = run(args, 1, 2, f"{folder}/one", [f"--training.local_batch_size={args.ranks}"])
         print(f"{'ranks':>6} {'run':>8} {'s in all':>9} {'s in the step':>14} {'GiB in all':>11} {'loss':>9}")
         many = MESH + ["--training.local_batch_size=2"]

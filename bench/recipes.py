@@ -7,10 +7,10 @@ Prints a table and fails if a step with mxfp8 takes more than 1.5 times as long 
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
+
+from training_run import measure_steps
 
 LIMIT = 1.5
 SHAPE = ["--training.device=cpu", "--training.seq_len=512", "--training.local_batch_size=4"]
@@ -37,9 +37,8 @@ def main():
     times = {}
     for _ in range(args.rounds):
         for name, overrides in variants():
-            command = [args.tessera, "bench", "step", "--steps", str(args.steps), "--warmup", "2", *SHAPE, *overrides]
-            line = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-            times.setdefault(name, []).append(json.loads(line))
+            line = measure_steps(args.tessera, ["--steps", args.steps, "--warmup", 2, *SHAPE, *overrides])
+            times.setdefault(name, []).append(line)
     print(f"{'recipe':24}{'ms per step':>14}{'tokens/s':>12}{'of bfloat16':>14}")
     base = statistics.median(run["step_ms"] for run in times["bfloat16"])
     ratios = {}

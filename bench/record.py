@@ -199,6 +199,12 @@ def run_gpus(build, tessera, parts, seconds):
                  for each in measured for row in each["rows"]]
 
 
+def short_name(gpu):
+    """Returns "h200" of "NVIDIA H200, ..."."""
+    found = re.search(r"\b[A-Z]+\d+\b", gpu) or re.search(r"\w*\d\w*", gpu)
+    return found.group().lower() if found else "gpu"
+
+
 def make(args):
     build, tessera = args.build, args.build / "src/app/tessera"
     doctor = subprocess.run([tessera, "doctor"], check=True, capture_output=True, text=True).stdout
@@ -254,8 +260,7 @@ def make(args):
               "sources": hashes(ROOT, {glob for globs in SOURCES.values() for glob in globs if glob[0] != "!"}),
               "logs": logs,
               "lines": lines}
-    gpu = re.search(r"[A-Z]+\d+", machine["GPU 0"]).group().lower()
-    name = free = f"{date}-{gpu}"
+    name = free = f"{date}-{short_name(machine['GPU 0'])}"
     number = 2
     while (ROOT / RECORDS / f"{free}.json.gz").exists():
         free, number = f"{name}-{number}", number + 1

@@ -30,11 +30,11 @@ for forecast in gpu published; do  # these need a build with CUDA, and no GPU
   "$venv/bin/python" "bench/forecast_$forecast.py" --tessera "$build/src/app/tessera" || status=1
 done
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
-"$build/bench/bench_turns"
+"$build/bench/bench_turns" || status=1
 "$build/src/app/tessera" bench world --ranks 64,256,1024 || status=1
 "$venv/bin/python" bench/many_processes.py --tessera "$build/src/app/tessera" --ranks 256 || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1
-scripts/fetch_corpus.sh data/corpus
+scripts/fetch_corpus.sh data/corpus || status=1
 "$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python" || status=1
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -np 4 "$build/bench/bench_ep" || status=1
 if nvidia-smi -L >/dev/null 2>&1; then

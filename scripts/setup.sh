@@ -14,6 +14,11 @@
 #   setup.sh kubernetes     the validators of recipes/kubernetes
 set -euo pipefail
 
+case "${1:-} ${2:-}" in
+  " " | "program " | "program cuda" | "lint " | "fuzz " | "browser " | "cluster " | "image " | "package " | "kubernetes ") ;;
+  *) sed -n '2,/^set /s/^# \?//p' "$0" >&2; exit 2 ;;
+esac
+
 packages=(
   cmake ninja-build ccache pkg-config                           # build
   libgomp1                                                      # threads

@@ -2,7 +2,7 @@
 # Builds a container image with Tessera: an OCI layout of the distribution's packages, the program and the recipes.
 #   recipes/container/build.sh [options]
 #     --program FILE    the program to put in (build/cpu/src/app/tessera)
-#     --output DIR      the OCI layout, which is replaced (build/image)
+#     --output DIR      the OCI layout (build/image); an older one is replaced
 #     --cuda            NVIDIA's libraries as well, from the pinned wheels of cuda.txt; the driver is the node's
 #     --sshd            an SSH server on port 2222, for pods that the launcher starts ranks in
 # It needs no container runtime and no registry, nor root where user namespaces work. The packages come from this
@@ -38,6 +38,9 @@ for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/source
 done
 # shellcheck source=/dev/null
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+if [[ -n $(ls -A "$output" 2>/dev/null) && ! -e $output/oci-layout ]]; then
+  fail "'$output' has files, and is no OCI layout; give a new folder by --output"
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -89,8 +92,8 @@ hooks=(
   --customize-hook='rm -f "$1"/etc/ssh/ssh_host_*'
 )
 if [[ -n $sshd ]]; then
-  hooks+=(--customize-hook="mkdir \"\$1/etc/tessera\" && cp $work/sshd_config \"\$1/etc/tessera/sshd_config\""
-    --customize-hook="cp $work/ssh_config \"\$1/etc/ssh/ssh_config.d/tessera.conf\"")
+  hooks+=(--customize-hook="mkdir \"\$1/etc/tessera\" && cp '$work/sshd_config' \"\$1/etc/tessera/sshd_config\""
+    --customize-hook="cp '$work/ssh_config' \"\$1/etc/ssh/ssh_config.d/tessera.conf\"")
 fi
 mmdebstrap --quiet --variant=minbase --include="$(IFS=,; echo "${packages[*]}")" \
   --aptopt='Acquire::Languages "none"' --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \

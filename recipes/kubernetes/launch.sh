@@ -10,10 +10,14 @@ wait=${WAIT:-1800}
 trap 'exit 143' TERM  # without a handler the first process of a container ignores SIGTERM
 
 mapfile -t workers < <(awk 'NF && $1 !~ /^#/ { print $1 }' "$HOSTS")
+if [[ ${#workers[@]} -lt $nodes ]]; then
+  echo "launch.sh: '$HOSTS' names ${#workers[@]} workers, and the run needs $nodes" >&2
+  exit 2
+fi
 while :; do
   mapfile -t answering < <(
     for worker in "${workers[@]}"; do
-      { ssh -oBatchMode=yes -oConnectTimeout=5 "$worker" true </dev/null 2>/dev/null && echo "$worker"; } &
+      { timeout 20 ssh -oBatchMode=yes -oConnectTimeout=5 "$worker" true </dev/null 2>/dev/null && echo "$worker"; } &
     done
     wait
   )

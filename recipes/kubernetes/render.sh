@@ -23,7 +23,7 @@ case $kind in
 esac
 [[ -r $names ]] || fail "there is no file '$names'"
 # shellcheck source=/dev/null
-source "$names"
+source "$(realpath "$names")"  # a bare name would be looked up on the PATH
 
 # Replaces a line "@include FILE" of a template by that file, indented like the line.
 include() {
