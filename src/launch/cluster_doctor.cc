@@ -140,7 +140,7 @@ void look_at(const NodeFacts& node, std::string_view version, Findings& findings
                              "that are",
                              name));
   }
-  if ((node.has_infiniband || !node.gpus.empty()) && std::isfinite(node.locked_memory_bytes)) {
+  if (node.has_infiniband && std::isfinite(node.locked_memory_bytes)) {
     findings.add(Severity::kBad, node.name,
                  fmt::format("a process may lock {} only, and InfiniBand locks its buffers. Set memlock unlimited in "
                              "limits.conf, and LimitMEMLOCK=infinity in the service of slurmd, sshd or containerd",

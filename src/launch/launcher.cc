@@ -112,10 +112,10 @@ class Launcher {
     try {
       start_monitors();
       choose_nodes();
-    } catch (const Error&) {
+    } catch (const Error& error) {
       // A launch that goes on with a run leaves the run's name, and the copies in memory, to the next launch.
       if (state().attempt == 0) {
-        exit_status_ = static_cast<int>(ExitStatus::kWrongInput);
+        exit_status_ = static_cast<int>(error.status());
         finish("stopped");
       }
       throw;
@@ -277,7 +277,10 @@ class Launcher {
     };
     while (watch.seconds() < kMonitorStart && !std::ranges::all_of(nodes_, is_decided)) {
       pump();
-      if (stop_.count > 0) fail("stopped by signal {} before the ranks were started", stop_.signal);
+      if (stop_.count > 0) {
+        throw Error(fmt::format("stopped by signal {} before the ranks were started", stop_.signal),
+                    static_cast<ExitStatus>(128 + stop_.signal));
+      }
     }
     std::string missing;
     for (const LaunchNode& node : nodes_) {

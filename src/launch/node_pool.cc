@@ -48,7 +48,7 @@ void LaunchNode::close_monitor() {
   input = -1;
   if (monitor > 0) {
     kill(-monitor, SIGTERM);
-    waitpid(monitor, nullptr, WNOHANG);
+    closed_monitors.push_back(monitor);
   }
   monitor = 0;
 }
@@ -87,6 +87,7 @@ void NodePool::replace(const LaunchNode& bad, LaunchNode& spare) {
 
 void NodePool::reap(double now) {
   for (LaunchNode& node : nodes_) {
+    std::erase_if(node.closed_monitors, [](pid_t process) { return waitpid(process, nullptr, WNOHANG) != 0; });
     int status = 0;
     if (node.monitor == 0 || waitpid(node.monitor, &status, WNOHANG) != node.monitor) continue;
     node.monitor = 0;

@@ -25,8 +25,8 @@ enum class NodeRole : std::uint8_t {
   kActive,
   kSpare,
   kLost,  // it was silent; it becomes a spare when it has a new monitor and has ended its old ranks
-  /// It was blamed. It is not used until a new monitor has come from it, it has passed an active check, or an operator
-  /// returns it. A new monitor comes after a reboot, and after every connection that has ended.
+  /// It was blamed, and is not used. It returns in one of three cases. A new monitor connects from it, it passes an
+  /// active check, or an operator returns it. A new monitor connects after a reboot, and after a lost connection.
   kDrained,
 };
 std::string name_of(NodeRole role);
@@ -34,8 +34,9 @@ std::string name_of(NodeRole role);
 struct LaunchNode {
   std::string name;
   NodeRole role = NodeRole::kSpare;
-  pid_t monitor = 0;  // process here that runs the monitor; 0: none
-  int input = -1;     // standard input of that process; closing it ends the monitor
+  pid_t monitor = 0;                        // process here that runs the monitor; 0: none
+  std::vector<pid_t> closed_monitors = {};  // those that were told to end, and are not reaped yet
+  int input = -1;                           // standard input of that process; closing it ends the monitor
   bool has_come = false;
   double seen = 0.0;
   double closed = 0.0;    // time at which the connection ended; 0: it is open
@@ -93,7 +94,7 @@ class NodePool {
   /// Sets whether a monitor that ends is started again. It should be only after all have connected.
   void keep_monitors(bool keeps) { keeps_monitors_ = keeps; }
   bool keeps_monitors() const { return keeps_monitors_; }
-  /// Takes note of monitors that have ended.
+  /// Takes note of monitors that have ended, and reaps their processes.
   void reap(double now);
 
  private:

@@ -37,7 +37,7 @@ struct RequestInbox::State {
   bool ends = false;
 
   void run() {
-    std::string problem;
+    bool is_told = false;  // a warning says that the storage fails
     std::unique_lock lock(mutex);
     while (!ends) {
       lock.unlock();
@@ -47,9 +47,10 @@ struct RequestInbox::State {
         for (const auto& entry : fs::directory_iterator(folder)) {
           if (entry.path().extension() == kUndrain && fs::remove(entry.path())) found.push_back(entry.path().stem());
         }
+        is_told = false;
       } catch (const std::exception& error) {  // the storage may fail for a while
-        if (problem.empty()) spdlog::warn("requests to the launcher cannot be read: {}", error.what());
-        problem = error.what();
+        if (!is_told) spdlog::warn("requests to the launcher cannot be read: {}", error.what());
+        is_told = true;
       }
       lock.lock();
       undrained.insert(undrained.end(), found.begin(), found.end());

@@ -392,6 +392,27 @@ def print_table(head, rows):
     print("\n" + "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n")
 
 
+def check_places(run, row, before, blamed):
+    """Checks that no rank has moved to another node but those that were blamed. The launcher names nodes by their ranks.
+    Does nothing once the run has ended."""
+    def are_running():
+        nonlocal now
+        now = places(run)
+        return len(now) == len(before) or run.status() is not None
+
+    now = {}
+    if not wait_for(are_running, 10):
+        row.missed.append(f"only ranks {sorted(now)} are running")
+    for rank, node in now.items():
+        if node != before[rank] and rank != blamed.get("rank") and before[rank] != blamed.get("node"):
+            row.missed.append(f"rank {rank} moved from {before[rank]} to {node}")
+
+
+def places(run):
+    """Returns the node of each running rank."""
+    return {rank: node for rank, (node, _) in run.lab.ranks().items()}
+
+
 def who_is_blamed(run, incident, limit):
     """Returns whom the incident blames. Where replicas differ, only the replay tells whose state was wrong. The
     incident's file says so after the replay."""
@@ -528,9 +549,12 @@ def try_case(case, engine, tessera, expected, output, slack):
         run.daemons = daemons
         try:
             run.wait_for(lambda step: step[2] >= case.at, 120, f"step {case.at}")
+            before_fault = places(run)
             when, blamed = case.strike(run)
             if case.healed_by == "restart":
                 follow_restart(run, row, case, when, blamed)
+                if case.name != "launcher-gone":  # Slurm starts the job again, on other nodes
+                    check_places(run, row, before_fault, blamed)
                 # The node returns while the healed run goes on, and must not write to it.
                 if daemons:
                     if case.finds:

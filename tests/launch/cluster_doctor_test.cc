@@ -68,6 +68,16 @@ TEST(ClusterDoctor, WhatDoesNotFitIsToldWithItsRemedy) {
   }
 }
 
+/// Only InfiniBand locks its buffers.
+TEST(ClusterDoctor, WithoutInfiniBandMemlockMayBeLimited) {
+  std::vector<NodeFacts> nodes = healthy();
+  for (NodeFacts& node : nodes) {
+    node.has_infiniband = false;
+    node.locked_memory_bytes = 8e6;
+  }
+  EXPECT_THAT(compare_nodes(nodes, "1.0"), IsEmpty());
+}
+
 TEST(ClusterDoctor, AClockIsNotBlamedForASlowAnswer) {
   std::vector<NodeFacts> nodes = healthy();
   nodes[0].clock_ahead = 2.0;

@@ -205,6 +205,19 @@ TEST_F(LauncherTest, ASignalThatStopsAHealingRunIsTheReasonOfItsEnd) {
   EXPECT_THAT(log_, Not(HasSubstr("stopped: ")));
 }
 
+/// A scheduler that preempts a job sends a signal at any time. Status 2 would say that the command cannot work.
+TEST_F(LauncherTest, ASignalBeforeTheRanksStartHasItsOwnStatus) {
+  note_signal(stop_, SIGTERM);
+  const auto launch_it = [&] { launch(options_, config_, std::make_unique<ScriptEngine>(Script{}), stop_); };
+  try {
+    launch_it();
+    FAIL() << "it was not stopped";
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.status()), 128 + SIGTERM) << error.what();
+  }
+  EXPECT_EQ(read_launch_state(run_)->exit_status, 128 + SIGTERM);
+}
+
 TEST_F(LauncherTest, TheSchedulersCommandsAreReaped) {
   options_.num_spares = 1;
   const std::string folder = scratch_.path().string(), monitor = folder + "/monitor.pid", drain = folder + "/drain.pid";

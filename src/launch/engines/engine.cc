@@ -102,7 +102,7 @@ class SlurmEngine : public Engine {
             "the engine slurm needs an allocation (SLURM_JOB_ID is not set): start it in a job of sbatch or salloc, or "
             "give --hosts");
     job_ = job;
-    nodes_ = names_of(list);
+    nodes_ = names_of(list, 20);
     const std::vector<std::string> kinds = words_of(output_of("srun --mpi=list"));
     require(std::ranges::find(kinds, "pmix") != kinds.end(),
             "srun has no PMIx here (srun --mpi=list: {}), which starts ranks: install Slurm's PMIx plugin, or give "
@@ -113,21 +113,24 @@ class SlurmEngine : public Engine {
   std::string name() const override { return "slurm"; }
   std::vector<std::string> nodes() const override { return nodes_; }
   CommandLine on_node(const std::string& node, const CommandLine& program) const override {
-    CommandLine command = environment_;
-    append(command, {"srun", "--overlap", "--no-kill", "--quiet", "-N1", "-n1", "-w", node, "--cpu-bind=none"});
+    CommandLine command = srun();
+    append(command, {"--quiet", "-N1", "-n1", "-w", node});
     append(command, program);
     return command;
   }
   CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node, const std::vector<std::string>&,
                        const CommandLine& program) const override {
-    // --overlap: the earlier step keeps its cores until Slurm has noticed that its node is gone.
-    CommandLine command = environment_;
+    std::vector<std::string> node_of_rank;
+    for (const std::string& node : nodes) {
+      node_of_rank.insert(node_of_rank.end(), static_cast<std::size_t>(ranks_per_node), node);
+    }
+    CommandLine command = srun();
     append(command,
-           {"srun", "--overlap", "--no-kill",
-            "--kill-on-bad-exit=0",  // the launcher ends the ranks when it has found out which rank failed
-            "--mpi=pmix", "--distribution=block", "--cpu-bind=none", fmt::format("-N{}", nodes.size()),
-            fmt::format("-n{}", nodes.size() * static_cast<std::size_t>(ranks_per_node)),
-            fmt::format("--ntasks-per-node={}", ranks_per_node), "-w", fmt::format("{}", fmt::join(nodes, ","))});
+           {"--kill-on-bad-exit=0",  // the launcher ends the ranks when it has found out which rank failed
+            "--mpi=pmix",
+            "--distribution=arbitrary",  // the order of -w; others have Slurm's own order of the nodes
+            fmt::format("-N{}", nodes.size()), fmt::format("-n{}", node_of_rank.size()), "-w",
+            fmt::format("{}", fmt::join(node_of_rank, ","))});
     append(command, options_);
     append(command, program);
     return command;
@@ -154,12 +157,12 @@ class SlurmEngine : public Engine {
     const std::string ask = fmt::format(
         "folder=$(mktemp -d) && cd \"$folder\" && salloc -N1 --exclusive --quiet --dependency=expand:{} -p {} -x {} "
         "sh -c '{}'; status=$?; rm -rf \"$folder\"; exit $status",
-        job_, shell_word(job.partition), fmt::join(names_of(job.nodes), ","), merge);
+        job_, shell_word(job.partition), fmt::join(names_of(job.nodes, 1), ","), merge);
     return CommandLine{"sh", "-c", ask};
   }
   std::vector<std::string> grown_nodes() override {
     const SlurmJob job = find_job();
-    nodes_ = names_of(job.nodes);
+    nodes_ = names_of(job.nodes, 1);
     // PMIx learns the job's nodes from srun's environment, which dates from the time before the job grew.
     environment_ = {"env", "-u", "SLURM_JOB_CPUS_PER_NODE", "-u", "SLURM_TASKS_PER_NODE"};
     for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
@@ -172,10 +175,17 @@ class SlurmEngine : public Engine {
   }
 
  private:
-  SlurmJob find_job() const { return parse_slurm_job(output_of("scontrol -o show job " + job_, 2)); }
+  /// Returns the options of each srun. An earlier step keeps its cores until Slurm has noticed that its node is gone,
+  /// so steps overlap. A job of `sbatch --export=NONE` would hand on no variables.
+  CommandLine srun() const {
+    CommandLine command = environment_;
+    append(command, {"srun", "--overlap", "--no-kill", "--export=ALL", "--cpu-bind=none"});
+    return command;
+  }
+  SlurmJob find_job() const { return parse_slurm_job(output_of("scontrol -o show job " + job_, 1)); }
   /// Returns the names in a list such as "n[1-3]".
-  static std::vector<std::string> names_of(const std::string& list) {
-    return words_of(output_of("scontrol show hostnames " + shell_word(list)));
+  static std::vector<std::string> names_of(const std::string& list, int seconds) {
+    return words_of(output_of("scontrol show hostnames " + shell_word(list), seconds));
   }
 
   std::vector<std::string> nodes_, options_;

@@ -2,7 +2,6 @@
 // everything else. An engine only makes command lines. Slurm and MPI over hosts differ in nothing else.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>

@@ -11,8 +11,8 @@
 
 namespace tessera {
 
-/// This variable of the monitor's environment names its node as the node's health daemon does, where no other name is
-/// the daemon's: a Kubernetes pod has a host name of its own.
+/// Environment variable of the monitor: the name that the node's health daemon uses. Set it where that is neither the
+/// launcher's name for the node nor the host name. A Kubernetes pod is such a case.
 inline constexpr const char* kHealthNodeVariable = "TESSERA_HEALTH_NODE";
 
 struct MonitorOptions {

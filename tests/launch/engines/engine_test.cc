@@ -18,6 +18,7 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::IsSupersetOf;
 
 TEST(Engine, OneRankOfThisMachineNeedsNoStarter) {
   const auto engine = make_local_engine({});
@@ -57,36 +58,55 @@ TEST(Engine, OnlyASchedulerIsToldOfDrainedNodes) {
   EXPECT_FALSE(make_hosts_engine({"n1"}, {})->undrain("n1", ""));
 }
 
-// scontrol and srun are scripts here. scontrol writes down what it is asked to update.
-TEST(Engine, SlurmUsesANodeAgainThatIsStillDrainedForTheReason) {
-  const data::TemporaryFolder scratch;
-  const auto make_program = [&](const std::string& name, const std::string& script) {
-    const auto path = data::write_file(scratch / name, "#!/bin/sh\n" + script);
+/// An allocation of Slurm with the node n1. scontrol and srun are scripts. scontrol writes down what it is asked to
+/// update.
+class SlurmAllocation : public ::testing::Test {
+ protected:
+  SlurmAllocation() {
+    make_program("srun", "echo none pmix\n");
+    make_program("scontrol", fmt::format("case \"$*\" in\n"
+                                         "  'show hostnames n1') echo n1 ;;\n"
+                                         "  '-o show node n1') echo 'NodeName=n1 Reason=slow disk [root@2026]' ;;\n"
+                                         "  *) echo \"$*\" >> {} ;;\nesac\n",
+                                         (scratch_ / "log").string()));
+    setenv("PATH", fmt::format("{}:{}", scratch_.path().string(), path_).c_str(), 1);
+    setenv("SLURM_JOB_NODELIST", "n1", 1);
+    setenv("SLURM_JOB_ID", "7", 1);
+  }
+  ~SlurmAllocation() override {
+    for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_JOB_ID"}) unsetenv(name);
+    setenv("PATH", path_.c_str(), 1);
+  }
+  void make_program(const std::string& name, const std::string& script) const {
+    const auto path = data::write_file(scratch_ / name, "#!/bin/sh\n" + script);
     std::filesystem::permissions(path, std::filesystem::perms::owner_all);
-  };
-  const std::string log = (scratch / "log").string();
-  make_program("srun", "echo none pmix\n");
-  make_program("scontrol", fmt::format("case \"$*\" in\n"
-                                       "  'show hostnames n1') echo n1 ;;\n"
-                                       "  '-o show node n1') echo 'NodeName=n1 Reason=slow disk [root@2026]' ;;\n"
-                                       "  *) echo \"$*\" >> {} ;;\nesac\n",
-                                       log));
-  const std::string path = std::getenv("PATH");
-  setenv("PATH", fmt::format("{}:{}", scratch.path().string(), path).c_str(), 1);
-  setenv("SLURM_JOB_NODELIST", "n1", 1);
-  setenv("SLURM_JOB_ID", "7", 1);
+  }
+
+  const data::TemporaryFolder scratch_;
+  const std::string path_ = std::getenv("PATH");
+};
+
+/// After a spare has replaced a node, their order is not Slurm's. Without its option, srun starts ranks in Slurm's
+/// order, and the launcher blames the wrong node.
+TEST_F(SlurmAllocation, RanksRunOnTheNodesInTheGivenOrder) {
+  const CommandLine command = make_slurm_engine({})->on_ranks({"n1", "n4", "n3"}, 2, {}, {"tessera"});
+  EXPECT_THAT(command, IsSupersetOf({"-N3", "-n6", "--distribution=arbitrary", "--export=ALL"}));
+  const auto option = std::ranges::find(command, "-w");
+  ASSERT_NE(option, command.end());
+  EXPECT_EQ(*std::next(option), "n1,n1,n4,n4,n3,n3");
+}
+
+TEST_F(SlurmAllocation, ANodeIsUsedAgainThatIsStillDrainedForTheReason) {
   const auto engine = make_slurm_engine({});
   const auto run = [&](const std::string& reason) {
-    data::write_file(scratch / "log", "");
+    data::write_file(scratch_ / "log", "");
     std::system(shell_line(*engine->undrain("n1", reason)).c_str());  // NOLINT(bugprone-command-processor)
-    return read_text_file(scratch / "log");
+    return read_text_file(scratch_ / "log");
   };
   const std::string resume = "update nodename=n1 state=resume\n";
   EXPECT_EQ(run("slow disk"), resume);
   EXPECT_EQ(run("slow"), "");  // somebody has drained it for something else
   EXPECT_EQ(run(""), resume);  // an operator asks for it
-  for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_JOB_ID"}) unsetenv(name);
-  setenv("PATH", path.c_str(), 1);
 }
 
 TEST(Engine, HostsComeFromAListOrAFile) {
