@@ -82,6 +82,7 @@ struct TokenizerCommand {
       require(overwrite || !path_exists(path), "output '{}': it exists; --force replaces it", path.string());
     };
     require_absent();
+    data::require_outside(path, {inputs.begin(), inputs.end()});
     const Stopwatch watch;
     data::DocumentSource source({inputs.begin(), inputs.end()}, skip_unknown);
     if (path.has_parent_path()) create_folder(path.parent_path());

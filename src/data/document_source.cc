@@ -156,6 +156,7 @@ class PlainTextReader : public DocumentReader {
     origin = path_.string();
     while (stream_.append_to(text, kReadBytes)) throw_if_stopped();
     if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
+    text.shrink_to_fit();  // a batch holds many small files, and each was read into kReadBytes
     return true;
   }
   std::uint64_t num_bytes_done() const override { return stream_.num_bytes_done(); }
@@ -184,7 +185,7 @@ class JsonLinesReader : public DocumentReader {
 
   bool next(std::string& text, std::string& origin, bool& repaired) override {
     while (next_line()) {
-      if (line_.find_first_not_of(" \t\r") == std::string::npos) continue;
+      if (skip_blank(line_).empty()) continue;
       origin = fmt::format("{}:{}", path_.string(), line_number_);
       // The line is repaired before it is parsed, because the parser rejects ill-formed UTF-8.
       repaired = repair_utf8(line_) != 0;
@@ -268,8 +269,7 @@ class DictdReader : public DocumentReader {
   explicit DictdReader(const fs::path& path)
       : path_(path), index_path_(dictd_index(path)), num_bytes_on_disk_(fs::file_size(path)) {
     ByteStream stream(path);
-    while (stream.append_to(database_, kReadBytes)) {
-    }
+    while (stream.append_to(database_, kReadBytes)) throw_if_stopped();
     read_index();
   }
 
@@ -299,8 +299,8 @@ class DictdReader : public DocumentReader {
       if (line.empty()) continue;
       const std::size_t tab1 = line.find('\t');
       const std::size_t tab2 = tab1 == std::string_view::npos ? tab1 : line.find('\t', tab1 + 1);
-      require(tab2 != std::string_view::npos, "{}:{}: expected 'headword TAB offset TAB length', got '{}'",
-              index_path_.string(), line_number, line);
+      require(tab2 != std::string_view::npos, "{}:{}: expected 'headword TAB offset TAB length', got {}",
+              index_path_.string(), line_number, quote_text(line));
       // A fourth column, if there is one, is the headword in the form that should be shown.
       const std::size_t tab3 = std::min(line.find('\t', tab2 + 1), line.size());
       const Entry entry{number(line.substr(tab1 + 1, tab2 - tab1 - 1), line_number),
@@ -330,7 +330,8 @@ class DictdReader : public DocumentReader {
       valid = valid && at != std::string_view::npos;
       value = value * 64 + at;
     }
-    require(valid, "{}:{}: expected a number in base 64, got '{}'", index_path_.string(), line_number, digits);
+    require(valid, "{}:{}: expected a number in base 64, got {}", index_path_.string(), line_number,
+            quote_text(digits));
     return value;
   }
 
@@ -465,9 +466,10 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
   const auto described = std::stable_partition(found.begin(), found.end(), std::not_fn(describes_folder));
   if (described != found.end()) {
     const auto count = found.end() - described;
-    spdlog::warn("{} left out: by the name, '{}'{} describes the folder; --input PATH_OF_THE_FILE reads such a file",
-                 count == 1 ? "1 file is" : fmt::format("{} files are", count), described->string(),
-                 count == 1 ? "" : fmt::format(", like {} more,", count - 1));
+    spdlog::warn("{}, such as '{}'; --input PATH_OF_THE_FILE reads such a file",
+                 count == 1 ? "1 file is left out because its name describes the folder"
+                            : fmt::format("{} files are left out because their names describe the folder", count),
+                 described->string());
   }
   files.insert(files.end(), found.begin(), described);
 }
@@ -486,6 +488,17 @@ void warn_of_repeated(const std::vector<fs::path>& files) {
 }
 
 }  // namespace
+
+void require_outside(const fs::path& output, const std::vector<fs::path>& inputs) {
+  const fs::path folder = fs::weakly_canonical(fs::absolute(output));
+  for (const fs::path& input : inputs) {
+    std::error_code error;
+    if (!fs::is_directory(input, error)) continue;
+    require(*folder.lexically_relative(fs::canonical(input)).begin() == "..",
+            "output '{}' is within the input folder '{}', whose files are read as text: choose a folder outside of it",
+            output.string(), input.string());
+  }
+}
 
 DocumentSource::DocumentSource(const std::vector<fs::path>& inputs, bool skip_unknown) {
   for (const fs::path& input : inputs) {

@@ -38,6 +38,9 @@ struct SourceStatistics {
   std::string first_repaired;                // place of the first of them
 };
 
+/// Throws Error if `output` is within an input folder: its files would be read as text the next time.
+void require_outside(const std::filesystem::path& output, const std::vector<std::filesystem::path>& inputs);
+
 class DocumentReader;
 
 class DocumentSource {

@@ -20,14 +20,16 @@ struct Magic {
   std::string_view bytes;
   const char* name;
   const char* remedy;
+  bool has_zeros = false;  // a text may begin with the mark, but such files also have zero bytes
 };
 
-// If one mark begins with another, the longer one is first. Marks that a text could begin with ("BM", "MZ", "ORC") are
-// not listed: such files have zero bytes.
+// If one mark begins with another, the longer one is first. Short marks that a text could begin with ("BM", "MZ",
+// "ORC") are not listed: zero bytes tell such files from a text.
 constexpr Magic kMagics[] = {
     {0, "PAR1"sv, "Parquet",
      "Parquet is not read yet: convert it to JSON lines with python3 -c \"import pandas; "
-     "pandas.read_parquet('IN.parquet').to_json('OUT.jsonl', orient='records', lines=True)\""},
+     "pandas.read_parquet('IN.parquet').to_json('OUT.jsonl', orient='records', lines=True)\"",
+     true},
     {0, "ARROW1\0\0"sv, "an Arrow file", "convert it to JSON lines, each with a string \"text\""},
     {0, "\xFF\xFF\xFF\xFF"sv, "an Arrow stream", "convert it to JSON lines, each with a string \"text\""},
     {0, "Obj\x01"sv, "an Avro file", "convert it to JSON lines, each with a string \"text\""},
@@ -46,11 +48,11 @@ constexpr Magic kMagics[] = {
     {0, "WARC/1."sv, "a web archive (WARC)", "extract the pages' texts to JSON lines"},
     {0, "\x89PNG\r\n\x1A\n"sv, "a PNG image", kOnlyText},
     {0, "\xFF\xD8\xFF"sv, "a JPEG image", kOnlyText},
-    {0, "GIF87a"sv, "a GIF image", kOnlyText},
-    {0, "GIF89a"sv, "a GIF image", kOnlyText},
+    {0, "GIF87a"sv, "a GIF image", kOnlyText, true},
+    {0, "GIF89a"sv, "a GIF image", kOnlyText, true},
     {0, "II*\0"sv, "a TIFF image", kOnlyText},
     {0, "MM\0*"sv, "a TIFF image", kOnlyText},
-    {4, "ftyp"sv, "a video, sound or image file (MP4, HEIF)", kOnlyText},
+    {4, "ftyp"sv, "a video, sound or image file (MP4, HEIF)", kOnlyText, true},
     {0, "\x1A\x45\xDF\xA3"sv, "a video file (Matroska, WebM)", kOnlyText},
     {0, "ID3\x03"sv, "an MP3 sound file", kOnlyText},
     {0, "ID3\x04"sv, "an MP3 sound file", kOnlyText},
@@ -66,7 +68,7 @@ constexpr Magic kMagics[] = {
     {0, "SQLite format 3\0"sv, "an SQLite database", "export its texts as JSON lines, each with a string \"text\""},
     {0, "\x89HDF\r\n\x1A\n"sv, "an HDF5 file", kOnlyText},
     {0, "\x93NUMPY"sv, "a NumPy array", kOnlyText},
-    {0, "GGUF"sv, "model weights (GGUF)", kOnlyText},
+    {0, "GGUF"sv, "model weights (GGUF)", kOnlyText, true},
     {0, std::string_view(kShardMagic.data(), kShardMagic.size()), "a shard of a dataset that is prepared already",
      "give its folder as training.dataset_path"},
     {0, "\xFF\xFE\0\0"sv, "text in UTF-32", "convert it: iconv -f UTF-32 -t UTF-8 IN > OUT"},
@@ -92,11 +94,13 @@ ForeignKind kind_with_zeros(std::string_view bytes) {
 }  // namespace
 
 std::optional<ForeignKind> find_foreign_kind(std::string_view beginning) {
+  const bool has_zeros = beginning.find('\0') != std::string_view::npos;
   for (const Magic& magic : kMagics) {
+    if (magic.has_zeros && !has_zeros) continue;
     if (beginning.size() < magic.at || !beginning.substr(magic.at).starts_with(magic.bytes)) continue;
     return ForeignKind{.name = magic.name, .remedy = magic.remedy};
   }
-  if (beginning.find('\0') != std::string_view::npos) return kind_with_zeros(beginning);
+  if (has_zeros) return kind_with_zeros(beginning);
 
   const bool is_cut = beginning.size() >= kKindBytes;
   std::string text(is_cut ? beginning.substr(0, whole_characters(beginning)) : beginning);

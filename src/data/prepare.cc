@@ -82,18 +82,6 @@ struct Document {
   std::string text, origin;
 };
 
-/// Throws Error if `output` is within an input folder: its files would be read as text the next time.
-void require_outside(const fs::path& output, const std::vector<fs::path>& inputs) {
-  const fs::path folder = fs::weakly_canonical(fs::absolute(output));
-  for (const fs::path& input : inputs) {
-    std::error_code error;
-    if (!fs::is_directory(input, error)) continue;
-    require(*folder.lexically_relative(fs::canonical(input)).begin() == "..",
-            "output '{}' is within the input folder '{}', whose files are read as text: choose a folder outside of it",
-            output.string(), input.string());
-  }
-}
-
 /// Returns the next documents; none at the end.
 std::vector<Document> read_batch(DocumentSource& source) {
   std::vector<Document> batch;
@@ -153,9 +141,12 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
                  format_quantity(static_cast<double>(document_idx), "documents") + ", " +
                      format_quantity(static_cast<double>(train.num_tokens() + val.num_tokens()), "tokens"));
   }
-  const std::uint64_t num_blank = source.statistics().num_empty_documents + result.num_without_tokens;
-  require(document_idx > 0, "no document with text in the inputs{}",
-          num_blank == 0 ? "" : fmt::format(": all {} documents are empty, or white space alone", num_blank));
+  const std::uint64_t num_blank = source.statistics().num_empty_documents;
+  require(document_idx > 0, "no document with text in the inputs{}{}",
+          num_blank == 0 ? "" : fmt::format("; empty, or white space alone: {}", num_blank),
+          result.num_without_tokens == 0
+              ? ""
+              : fmt::format("; without a token of this tokenizer: {}", result.num_without_tokens));
   require(train.num_tokens() > 0,
           "all {} documents fell to validation, none is left to train on: give more documents, another seed, "
           "or a "

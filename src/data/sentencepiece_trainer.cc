@@ -2,6 +2,7 @@
 
 #include <sentencepiece_trainer.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <unordered_map>
@@ -72,6 +73,14 @@ class Sentences final : public sentencepiece::SentenceIterator {
   std::size_t at_ = 0;
 };
 
+/// Returns the text without U+2585. The library uses that character itself, and leaves out sentences that have it.
+std::string without_reserved(std::string_view text) {
+  constexpr std::string_view kReserved = "\u2585";
+  std::string result(text);
+  for (std::size_t at = 0; (at = result.find(kReserved, at)) != std::string::npos;) result.erase(at, kReserved.size());
+  return result;
+}
+
 /// Throws Error with the library's reason. If the text is too short, the message is in our own words.
 [[noreturn]] void fail_training(const std::string& reason, const SentencePieceOptions& options,
                                 std::uint64_t sample_bytes, std::uint64_t text_bytes) {
@@ -101,7 +110,7 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
     progress.set(source.num_bytes_done());
     for (std::string_view rest = text; !rest.empty();) {
       const std::size_t size = first_piece_size(rest, kPieceBytes);
-      sample.add(rest.substr(0, size));
+      sample.add(without_reserved(rest.substr(0, size)));
       rest.remove_prefix(size);
     }
   }
@@ -112,8 +121,10 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(options.vocab_size)},
       {"byte_fallback", "true"},
-      // Rarer characters are encoded as byte pieces.
+      // Rarer characters are encoded as byte pieces. The space is a piece in any text: U+2581 stands for it, and its
+      // bytes would come back as that character.
       {"character_coverage", "0.9995"},
+      {"required_chars", "\u2581"},
       {"unk_id", "0"},
       {"bos_id", "1"},
       {"eos_id", "2"},
@@ -129,9 +140,12 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
       {"num_threads", "1"},
       {"minloglevel", "2"},
   };
-  const std::vector<std::string> sentences = sample.take();
+  std::vector<std::string> sentences = sample.take();
   std::uint64_t num_bytes = 0;
   for (const std::string& sentence : sentences) num_bytes += sentence.size();
+  const auto has_space = [](const std::string& sentence) { return sentence.find(' ') != sentence.npos; };
+  // The library needs each of required_chars in the text.
+  if (std::ranges::none_of(sentences, has_space)) sentences.emplace_back(" ");
   spdlog::info("learning {} pieces from {} of text", options.vocab_size,
                format_quantity(static_cast<double>(num_bytes), "B"));
   Sentences iterator(sentences);

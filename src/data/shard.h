@@ -100,7 +100,6 @@ class ShardWriter {
   /// Appends BOS, `tokens` and EOS.
   void add_document(std::span<const std::int32_t> tokens);
   std::uint64_t num_tokens() const { return header_.num_tokens; }
-  std::uint64_t num_documents() const { return header_.num_documents; }
 
   /// Completes the file. Returns the header as it was written.
   ShardHeader finish();

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 
 namespace tessera {
 namespace {
@@ -85,7 +86,7 @@ NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now, 
   }
   seen_ = std::move(now);
   const std::string reason = find_reason(findings, unix_now);
-  if (passed_check_ > 0.0) confirm_check(findings, !reason.empty(), is_complete);
+  if (passed_check_ > 0.0) confirm_check(findings, reason, is_complete);
   if (bad_since_ == 0.0 && !reason.empty()) {
     reason_ = reason;
     bad_since_ = unix_now;
@@ -111,9 +112,11 @@ void Judge::pass_active_check(double unix_time) {
   seen_.clear();
 }
 
-void Judge::confirm_check(const std::vector<Finding>& findings, bool is_bad_again, bool is_complete) {
-  if (is_bad_again) {
+void Judge::confirm_check(const std::vector<Finding>& findings, const std::string& reason, bool is_complete) {
+  if (!reason.empty()) {
+    spdlog::warn("the active check does not count: {}", reason);
     passed_check_ = 0.0;
+    if (bad_since_ > 0.0) reason_ = reason;
     return;
   }
   const bool is_hard = std::ranges::count(findings, EvidenceKind::kHard, &Finding::evidence) > 0;

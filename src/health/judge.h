@@ -50,7 +50,7 @@ class Judge {
   /// Returns why the findings of this poll make the node bad, or "" if they do not.
   std::string find_reason(const std::vector<Finding>& findings, double unix_now) const;
   /// Lets this poll decide whether the last active check counts.
-  void confirm_check(const std::vector<Finding>& findings, bool is_bad_again, bool is_complete);
+  void confirm_check(const std::vector<Finding>& findings, const std::string& reason, bool is_complete);
 
   std::string node_;
   std::vector<double> past_;

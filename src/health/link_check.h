@@ -39,7 +39,7 @@ struct LinkReport {
   PairRates pairs;
   /// The findings, which are all hard evidence.
   /// - `linkWrong`: the numbers that arrive are not those that were sent.
-  /// - `linkSlow`: a pair, "n1 - n2", is slow, or a rank, if most of its pairs are slow.
+  /// - `linkSlow`: a pair, "rank 1 on n2 - rank 2 on n3", is slow, or a rank, if most of its pairs are slow.
   /// - `allReduceSlow`, `allToAllSlow`: a collective of all ranks is slow.
   std::vector<Finding> findings;
 };

@@ -379,8 +379,9 @@ class LeftoverProbe : public Probe {
   ProbeResult look(double) override {
     ProbeResult result;
     read_user_range();
+    const std::set<std::string> own = own_processes();
     for (const std::string& pid : sysroot_.names("/proc")) {
-      if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
+      if (pid.find_first_not_of("0123456789") != std::string::npos || own.contains(pid)) continue;
       look_at_process(pid, result.findings);
     }
     look_at_shared_memory(result.findings);
@@ -401,26 +402,40 @@ class LeftoverProbe : public Probe {
     }
   }
 
-  void look_at_process(const std::string& pid, std::vector<Finding>& findings) {
-    const std::string status = sysroot_.text("/proc/" + pid + "/status").value_or("");
-    std::string command, state;
-    std::int64_t user = 0;
+  /// Returns the word behind a key in a process's status, or "" if there is none.
+  static std::string value_of(std::string_view key, const std::string& status) {
     std::istringstream lines(status);
     for (std::string line; std::getline(lines, line);) {
       std::istringstream words(line);
-      std::string key;
-      words >> key;
-      if (key == "Name:") words >> command;
-      if (key == "State:") words >> state;
-      if (key == "Uid:") words >> user;
+      std::string first, value;
+      if (words >> first >> value && first == key) return value;
     }
+    return "";
+  }
+
+  /// Returns this process and those that started it, such as the shell of a person who checks the node.
+  std::set<std::string> own_processes() const {
+    std::set<std::string> pids;
+    std::string pid = "self";
+    for (std::string status; pid != "0"; pid = value_of("PPid:", status)) {
+      status = sysroot_.text("/proc/" + pid + "/status").value_or("");
+      if (status.empty() || !pids.insert(value_of("Pid:", status)).second) break;
+    }
+    return pids;
+  }
+
+  void look_at_process(const std::string& pid, std::vector<Finding>& findings) {
+    const std::string status = sysroot_.text("/proc/" + pid + "/status").value_or("");
+    const std::string command = value_of("Name:", status), state = value_of("State:", status);
+    std::int64_t user = 0;
+    std::istringstream(value_of("Uid:", status)) >> user;
     constexpr std::array<std::string_view, 5> kOfSessions = {"systemd", "(sd-pam)", "sshd", "sshd-session",
                                                              "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
     const bool is_of_user =
         user >= first_user_ && user <= last_user_ && std::ranges::find(kOfSessions, command) == kOfSessions.end();
-    const bool is_of_run = std::ranges::find(kOfRuns, command) != kOfRuns.end() && !is_health_command(pid);
-    if (state == "Z" || (!is_of_user && !is_of_run)) return;
+    const bool is_of_run = std::ranges::find(kOfRuns, command) != kOfRuns.end();
+    if (state == "Z" || (!is_of_user && !is_of_run) || is_health_command(pid)) return;
     findings.push_back(
         {.signal = "leftoverProcess",
          .part = fmt::format("process {}", pid),
@@ -429,7 +444,7 @@ class LeftoverProbe : public Probe {
          .detail = fmt::format("'{}' of user {} runs on an idle node (state {})", command, user, state)});
   }
 
-  /// Returns whether the process is a health daemon, or this process.
+  /// Returns whether the process is a health daemon, or another check.
   bool is_health_command(const std::string& pid) const {
     const std::string line = sysroot_.text("/proc/" + pid + "/cmdline").value_or("");  // words, each before a zero
     return line.find(std::string_view("\0health\0", 8)) != std::string::npos;
@@ -540,7 +555,7 @@ class KernelLogProbe : public Probe {
       if (size < 0 && errno == EPIPE) continue;  // records were overwritten before they were read
       if (size <= 0) break;
       const std::string_view text(record.data(), static_cast<std::size_t>(size));
-      for (std::size_t begin = 0; begin < text.size();) {  // a file has several lines, a record of the kernel has one
+      for (std::size_t begin = 0; begin < text.size();) {  // a file and a record with a dictionary have several lines
         const std::size_t end = std::min(text.find('\n', begin), text.size());
         judge_line(text.substr(begin, end - begin), now);
         begin = end + 1;

@@ -58,7 +58,9 @@ double CounterRates::per_minute(const std::string& counter, double value, double
 }
 
 std::int64_t CounterRises::rise(const std::string& counter, std::int64_t value) {
-  return std::max(std::int64_t{0}, value - first_.try_emplace(counter, value).first->second);
+  std::int64_t& first = first_.try_emplace(counter, value).first->second;
+  first = std::min(first, value);
+  return value - first;
 }
 
 bool KnownGood::has_failed(const std::string& part, bool is_well) {

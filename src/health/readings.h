@@ -58,7 +58,8 @@ class CounterRates {
 /// Measures how far counters have risen since they were first seen. Earlier counts are not news.
 class CounterRises {
  public:
-  /// Returns the rise. It is 0 at the first call, and if the counter has fallen.
+  /// Returns the rise since the first call. If the counter has fallen since, as a new driver's does, returns the rise
+  /// since its lowest value.
   std::int64_t rise(const std::string& counter, std::int64_t value);
   void clear() { first_.clear(); }
 

@@ -30,7 +30,7 @@ std::size_t index_of(const std::array<std::string_view, kSize>& names, const Jso
 nlohmann::ordered_json to_json(const Finding& finding) {
   return {{"signal", finding.signal},
           {"part", finding.part},
-          {"evidence", kEvidence[static_cast<std::size_t>(finding.evidence)]},
+          {"evidence", name_of(finding.evidence)},
           {"value", json_number(finding.value)},
           {"limit", json_number(finding.limit)},
           {"unit", finding.unit},
@@ -62,6 +62,8 @@ nlohmann::ordered_json to_json(const NodeVerdict& verdict) {
           {"bad_since", verdict.bad_since}, {"active_check", verdict.active_check}, {"boot_id", verdict.boot_id},
           {"findings", std::move(items)}};
 }
+
+std::string_view name_of(EvidenceKind evidence) { return kEvidence[static_cast<std::size_t>(evidence)]; }
 
 void write_verdict(const fs::path& folder, const NodeVerdict& verdict) {
   write_whole_file(folder / kVerdictName, json_text(to_json(verdict), 2) + "\n");

@@ -9,10 +9,12 @@
 //                  "detail": "...", "since": 1763999985.0}]}
 #pragma once
 
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "health/probe.h"
@@ -44,8 +46,9 @@ struct NodeVerdict {
   std::string boot_id = {};   // what the kernel calls the machine's boot; empty: unknown
   std::vector<Item> items = {};
 
-  /// Returns whether the verdict is recent. An older one says nothing about the node.
-  bool is_fresh(double unix_now) const { return unix_now - time <= kFreshSeconds; }
+  /// Returns whether the verdict is recent. An older one says nothing about the node, nor does one of a clock that was
+  /// ahead.
+  bool is_fresh(double unix_now) const { return std::abs(unix_now - time) <= kFreshSeconds; }
   static constexpr double kFreshSeconds = 60.0;
 };
 
@@ -57,6 +60,9 @@ inline constexpr const char* kHealthFolder = "/run/tessera-health";
 inline constexpr const char* kVerdictName = "verdict.json";
 
 nlohmann::ordered_json to_json(const NodeVerdict& verdict);
+
+/// Returns the name of a kind of evidence in files and metrics: "hard", "soft" or "alert".
+std::string_view name_of(EvidenceKind evidence);
 
 /// Writes the verdict to its file. Throws Error if the folder cannot be written to.
 void write_verdict(const std::filesystem::path& folder, const NodeVerdict& verdict);

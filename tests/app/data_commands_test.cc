@@ -150,7 +150,7 @@ std::vector<DataMistake> mistakes() {
       {"white space alone",
        file("a.txt", " \n"),
        prepare("@a.txt"),
-       {"no document with text", "all 1 documents are empty"}},
+       {"no document with text", "empty, or white space alone: 1"}},
       {"an output that is a file",
        [=](const TemporaryFolder& scratch) {
          text(scratch);

@@ -28,6 +28,15 @@ TEST(DocumentSource, PlainFileIsOneDocument) {
   EXPECT_EQ(read_all({write_file(scratch / "a.txt", "\xEF\xBB\xBFone \xEF\xBB\xBF")}), Documents{"one \xEF\xBB\xBF"});
 }
 
+/// A batch of documents may hold thousands of small files.
+TEST(DocumentSource, ASmallFileTakesLittleMemory) {
+  const TemporaryFolder scratch;
+  DocumentSource source({write_file(scratch / "small.txt", std::string(100, 'x'))});
+  std::string text;
+  ASSERT_TRUE(source.next(text));
+  EXPECT_LT(text.capacity(), 1000u);
+}
+
 TEST(DocumentSource, FilesThatAreNamedTwiceAreReadTwiceAndTold) {
   const TemporaryFolder scratch;
   const auto a = write_file(scratch / "in/a.txt", "a"), b = write_file(scratch / "in/b.txt", "b");
@@ -99,6 +108,12 @@ TEST(DocumentSource, JsonLines) {
     EXPECT_EQ(read_all({write_file(scratch / name, lines)}), expected) << name;
   }
   EXPECT_EQ(read_all({write_file(scratch / "b.jsonl.gz", gzipped(lines))}), expected);
+}
+
+TEST(DocumentSource, AByteOrderMarkBeforeAnEmptyLineIsNoDocument) {
+  const TemporaryFolder scratch;
+  EXPECT_EQ(read_all({write_file(scratch / "a.jsonl", "\uFEFF\n{\"text\": \"one\"}\n")}), Documents{"one"});
+  EXPECT_EQ(read_all({write_file(scratch / "b.jsonl", "\uFEFF")}), Documents{});
 }
 
 TEST(DocumentSource, LinesLongerThanTheBuffer) {
@@ -345,8 +360,8 @@ TEST(DocumentSource, DictdErrors) {
   expect_error([&] { DocumentSource({database}); }, {"x.index", "does not exist"});
   for (const auto& [bad, reason] :
        std::vector<std::pair<std::string, std::string>>{{"only headword", "TAB"},
-                                                        {"w\tA!\tB", "base 64, got 'A!'"},
-                                                        {"w\t\tB", "base 64, got ''"},
+                                                        {"w\tA!\tB", "base 64, got \"A!\""},
+                                                        {"w\t\tB", "base 64, got \"\""},
                                                         {"w\tAAAAAAAAAAAAAAA\tB", "base 64"},
                                                         {"w\tI\tBH", "has only 78 bytes"},
                                                         {"w\t//////////\t//////////", "has only 78 bytes"}}) {

@@ -23,7 +23,8 @@ std::string in_utf16(std::string_view ascii, bool big_endian) {
 TEST(FileKind, TextIsText) {
   for (const std::string_view text :
        {"", "a", "plain\r\n\ttext\x1B[0m\f", "\xEF\xBB\xBFwith a byte order mark", "caf\u00E9 \u4E2D\u6587 \U0001F600",
-        "BMW and MZ and ORC and RIFF and {\"a\": 1}", "PK is a name", "\u00E9 one bad byte: \xE9"}) {
+        "BMW and MZ and ORC and RIFF and {\"a\": 1}", "PK is a name", "GGUF is a format", "The ftyp box",
+        "GIF89a, GIF87a", "PAR1 begins a Parquet file", "\u00E9 one bad byte: \xE9"}) {
     EXPECT_EQ(kind_of(text), "text") << text;
   }
 }

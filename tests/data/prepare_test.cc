@@ -202,7 +202,7 @@ TEST(Prepare, OptionsThatCannotWork) {
   expect_error([&] { prepare_dataset(options); }, {"tokens per shard"});
   options = options_for(scratch);
   options.inputs = {write_file(scratch / "empty.txt", "")};
-  expect_error([&] { prepare_dataset(options); }, {"no document with text", "all 1 documents are empty"});
+  expect_error([&] { prepare_dataset(options); }, {"no document with text", "empty, or white space alone: 1"});
   options.inputs = {write_file(scratch / "one.txt", "one")};
   options.val_fraction = 0.999999;
   expect_error([&] { prepare_dataset(options); }, {"all 1 documents fell to validation"});

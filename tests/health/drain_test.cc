@@ -22,7 +22,10 @@ TEST(Drain, NoMoreThanTheLimit) {
   EXPECT_EQ(decide(kBad, {.num_drained = 1}, {}, 2, 101.0), DrainAction::kDrain);
 }
 
-TEST(Drain, AVerdictOfADeadDaemonSaysNothing) { EXPECT_EQ(decide(kBad, {}, {}, 1, 200.0), DrainAction::kNone); }
+TEST(Drain, AVerdictOfADeadDaemonSaysNothing) {
+  EXPECT_EQ(decide(kBad, {}, {}, 1, 200.0), DrainAction::kNone);
+  EXPECT_EQ(decide(kBad, {}, {}, 1, 1.0), DrainAction::kNone);  // its clock was ahead
+}
 
 TEST(Drain, OnlyWhatWeDrainedIsReturnedAndOnlyAfterAnActiveCheck) {
   const SchedulerNode ours = {.is_drained = true, .reason = kReason};

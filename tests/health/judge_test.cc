@@ -125,6 +125,19 @@ TEST(Judge, AnActiveCheckThatPassesDoesNotHideAFaultThatIsStillThere) {
   EXPECT_EQ(level(judge, {}), HealthLevel::kOk);
 }
 
+// The operator is told of the fault that is there, and not of one that a reset has mended.
+TEST(Judge, AfterACheckThatDoesNotCountTheReasonIsTheFaultThatIsLeft) {
+  Judge judge("n1", {});
+  level(judge, {kXid});
+  EXPECT_THAT(judge.judge({kXid}, 1005.0).reason, testing::HasSubstr("gpuXid"));
+  judge.pass_active_check(2000.0);
+  const Finding link = {.signal = "networkLink", .part = "mlx5_0", .evidence = EvidenceKind::kHard, .detail = "down"};
+  level(judge, {link}, 2001.0);
+  const NodeVerdict verdict = judge.judge({link}, 2006.0);
+  EXPECT_THAT(verdict.reason, testing::HasSubstr("networkLink"));
+  EXPECT_EQ(verdict.bad_since, 1005.0);
+}
+
 // NVML often hangs when a GPU has fallen off the bus.
 TEST(Judge, AProbeThatCannotLookConfirmsNoCheck) {
   Judge judge("n1", {});

@@ -15,6 +15,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -219,6 +220,8 @@ TEST_F(NodeProbes, Memory) {
   EXPECT_THAT(look(*probe), ElementsAre("memoryLow", "memoryUncorrected mc0"));
   probe->forget();
   EXPECT_THAT(look(*probe), ElementsAre("memoryLow"));
+  for (const char* errors : {"0\n", "1\n"}) set("sys/devices/system/edac/mc/mc0/ue_count", errors), look(*probe);
+  EXPECT_THAT(look(*probe), ElementsAre("memoryLow", "memoryUncorrected mc0"));  // the counter began anew, and rose
 }
 
 TEST_F(NodeProbes, AClockThatNobodySynchronizesAlerts) {
@@ -372,6 +375,15 @@ TEST_F(NodeProbes, Leftovers) {
   set("dev/shm/run7/memory/large", std::string(1000, 'x'));
   EXPECT_THAT(look(*probe),
               ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 30", "leftoverProcess process 31"));
+  // The check does not report itself, nor the shell that started it.
+  set_process(30, "python3", 1000, 'Z');
+  set_process(40, "bash", 1000);
+  EXPECT_THAT(look(*probe), Contains("leftoverProcess process 40"));
+  set("proc/self/status", "Name:\ttessera\nPid:\t31\nPPid:\t40\nUid:\t0\n");
+  set("proc/40/status", "Name:\tbash\nState:\tS (x)\nPid:\t40\nPPid:\t1\nUid:\t1000\t1000\n");
+  EXPECT_THAT(look(*probe), ElementsAre("leftoverMemory /dev/shm"));
+  remove("proc/self");
+  set_process(40, "bash", 1000, 'Z');
   set("etc/login.defs", "# users\nUID_MIN 2000\nUID_MAX\t\t64000\n");
   EXPECT_THAT(look(*probe),
               ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 26", "leftoverProcess process 31"));

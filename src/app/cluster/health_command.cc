@@ -41,7 +41,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char *kLedgerName = "ledger.jsonl", *kLedgerFolder = "/var/lib/tessera-health";  // outlives a boot
+constexpr const char* kLastingFolder = "/var/lib/tessera-health";  // outlives a boot
+constexpr const char* kLedgerName = "ledger.jsonl";
 constexpr const char* kDrainedName = "drained.txt";  // holds the reason for which we drained the node
 constexpr double kProbeLimit = 2.0;
 
@@ -63,12 +64,18 @@ std::vector<std::unique_ptr<Probe>> make_probes(const HealthOptions& options) {
   return probes;
 }
 
-std::string_view name_of(EvidenceKind evidence) {
+/// Returns the folder of what must outlive a boot. The daemon's own folder is in memory by default.
+fs::path lasting_folder(const HealthOptions& options) {
+  return options.folder == kHealthFolder ? kLastingFolder : options.folder;
+}
+
+/// Returns what evidence makes of a node.
+std::string_view level_of(EvidenceKind evidence) {
   return evidence == EvidenceKind::kHard ? "bad" : evidence == EvidenceKind::kSoft ? "suspect" : "alert";
 }
 
 std::string finding_line(const Finding& finding) {
-  return fmt::format("  {:<8} {}{}{}: {}\n", name_of(finding.evidence), finding.signal,
+  return fmt::format("  {:<8} {}{}{}: {}\n", level_of(finding.evidence), finding.signal,
                      finding.part.empty() ? "" : ", ", finding.part, finding.detail);
 }
 
@@ -247,7 +254,7 @@ class Daemon {
 
   static fs::path ledger_path(const HealthOptions& options) {
     if (!options.ledger.empty()) return options.ledger;
-    return fs::path(options.folder == kHealthFolder ? kLedgerFolder : options.folder) / kLedgerName;
+    return lasting_folder(options) / kLedgerName;
   }
 
   /// Continues from the last verdict, unless the machine has booted since.
@@ -331,11 +338,20 @@ class Daemon {
     server_->publish(numbers);
   }
 
+  double time_of_last_check() const {
+    try {
+      const std::optional<ActiveCheckResult> found = read_active_check(options_.folder);
+      return found ? found->time : 0.0;
+    } catch (const Error&) {  // take_active_check() tells of it
+      return 0.0;
+    }
+  }
+
   /// Returns whether an active check has passed since the last poll.
   bool take_active_check() {
     try {
       const std::optional<ActiveCheckResult> found = read_active_check(options_.folder);
-      if (!found || found->time <= active_check_) return false;
+      if (!found || found->time == active_check_) return false;
       active_check_ = found->time;
       active_findings_ = found->findings;
       if (!found->findings.empty()) return false;
@@ -360,14 +376,17 @@ class Daemon {
   HealthLevel level_ = HealthLevel::kOk;
   std::map<std::string, std::string> failures_;  // of the last poll, by probe
   std::set<std::string> could_look_;             // probes that have looked at least once
-  double active_check_ = unix_time();  // of the last check that was read; checks before the daemon's start do not count
+  /// The time of the last check that was read. Checks before the daemon's start do not count. Times are compared for
+  /// equality, because a clock may be set back.
+  double active_check_ = time_of_last_check();
   std::vector<Finding> active_findings_;  // findings of that check
 };
 
 /// Reports the daemon's verdict to Slurm. Ends within a second if Slurm answers as fast.
 int act_for_slurm(const HealthOptions& options, const std::optional<NodeVerdict>& verdict) {
   if (!verdict) return 0;
-  const fs::path record = fs::path(options.folder) / kDrainedName;
+  const fs::path record = lasting_folder(options) / kDrainedName;
+  create_folder(record.parent_path());
   std::optional<std::string> own_reason;
   std::error_code missing;
   if (fs::exists(record, missing)) own_reason = read_text_file(record);
@@ -475,7 +494,7 @@ void add_health_commands(CLI::App& app, int& status) {
   serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
   serve->add_option("--ledger", options->ledger,
                     fmt::format("File with what was wrong before; default: {} in {}, or in --folder if that is given",
-                                kLedgerName, kLedgerFolder));
+                                kLedgerName, kLastingFolder));
   serve->add_option("--node", options->node, "The node's name; default: the host's");
   serve->callback([options, &status] { status = Daemon(*options).run(); });
 

@@ -87,6 +87,25 @@ TEST(SentencePieceTokenizer, LosesNothing) {
   }
 }
 
+/// Chinese has few spaces. Without a piece for the space, it would come back as U+2581, which stands for it.
+TEST(SentencePieceTokenizer, ARareSpaceStaysASpace) {
+  std::string text;
+  for (int i = 0; i < 10'000; ++i) text += "\u4f60\u597d\u4e16\u754c";
+  const TemporaryFolder scratch;
+  const auto tokenizer = load_tokenizer(write_file(scratch / "a.model", train(text + " end", 270)).string());
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode("hello big world")), "hello big world");
+}
+
+/// The library uses U+2585 itself.
+TEST(SentencePieceTokenizer, TextsWithTheLibrarysOwnCharacterAreTrainedOn) {
+  std::string text;
+  for (int i = 0; i < 10'000; ++i) text += "\u2585 amicable ";
+  const TemporaryFolder scratch;
+  const auto tokenizer = load_tokenizer(write_file(scratch / "a.model", train(text, 285)).string());
+  EXPECT_LE(tokenizer->encode(" amicable").size(), 4u);
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode("a \u2585 b")), "a \u2585 b");
+}
+
 TEST(SentencePieceTokenizer, LosesNothingOfRandomText) {
   const TemporaryFolder scratch;
   const auto tokenizer = small_tokenizer(scratch);
