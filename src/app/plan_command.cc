@@ -208,7 +208,8 @@ void add_memory_command(CLI::App& parent) {
 /// Reads a cluster that executes this program's steps, or those of the engine that a file describes.
 Cluster cluster_with_engine(const std::string& cluster, const std::string& engine, const JobConfig& job) {
   Cluster machine = read_cluster(cluster);
-  if (!engine.empty()) use_engine(engine, job.model.args.dim, machine);
+  require(job.training.device != DeviceChoice::kCpu, "--cluster has the rates of GPUs, and training.device is cpu");
+  if (!engine.empty()) use_engine(engine, job.model.args, machine);
   return machine;
 }
 
@@ -224,8 +225,11 @@ struct RoutingOptions {
   }
   bool is_default() const { return kind.empty() && loads.empty(); }
   RoutingKind kind_for(const JobConfig& job) const { return kind.empty() ? default_routing(job) : routing_kind(kind); }
-  std::optional<ExpertLoads> recorded() const {
-    return loads.empty() ? std::nullopt : std::optional(read_expert_loads(loads));
+  std::optional<ExpertLoads> recorded(const JobConfig& job) const {
+    if (loads.empty()) return std::nullopt;
+    ExpertLoads result = read_expert_loads(loads);
+    busiest_rank(result, job);  // throws Error if they are another model's
+    return result;
   }
 };
 
@@ -275,7 +279,6 @@ struct TimeCommand {
     require(!needs_cluster || !cluster.empty(), "--engine, --html, --loads, --routing and --tokens need --cluster");
     job.validate();
     if (cluster.empty()) return run_on_cpu(job, degrees_on(job, num_ranks));
-    require(job.training.device != DeviceChoice::kCpu, "--cluster has the rates of GPUs, and training.device is cpu");
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     degrees_on(job, num_ranks);  // throws Error with the number of ranks that the mesh needs
     set_ranks_per_domain(job, num_ranks, machine);
@@ -327,7 +330,7 @@ struct TimeCommand {
 
   void run_on(const Cluster& machine, const JobConfig& job, const MeshDegrees& degrees) const {
     require_plans_for_gpus("--cluster");
-    const std::optional<ExpertLoads> loads = routing.recorded();
+    const std::optional<ExpertLoads> loads = routing.recorded(job);
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
     const std::vector<ValidatedRun> validated = validation_of(validation);
     const RunForecast forecast =
@@ -487,7 +490,7 @@ struct SearchCommand {
     const Cluster machine = cluster_with_engine(cluster, engine, job);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
-    const std::optional<ExpertLoads> loads = routing.recorded();
+    const std::optional<ExpertLoads> loads = routing.recorded(job);
     const Routing choices{routing.kind_for(job), pointer_to(loads)};
     const auto begin = std::chrono::steady_clock::now();
     const FoundLayouts found = search_layouts({.job = job,
@@ -563,10 +566,10 @@ struct SearchCommand {
   }
 
   static void print_cells(const std::vector<std::string>& cells, const char* mark) {
-    constexpr std::size_t kWidths[std::size(kLayoutTitles)] = {4, 5, 5, 5, 7, 17, 10, 16, 9, 11, 17, 18};
+    constexpr std::size_t kWidths[std::size(kLayoutTitles)] = {4, 5, 5, 5, 7, 17, 10, 16, 9, 10, 19, 16};
     constexpr std::size_t kFirstText = 5;
     for (std::size_t i = 0; i < cells.size(); ++i) {
-      if (i == kFirstText) fmt::print("  ");
+      fmt::print("{}", i == kFirstText ? "  " : i > kFirstText + 3 ? " " : "");
       const std::string fill(kWidths[i] - std::min(kWidths[i], cells[i].size()), ' ');
       const bool is_text = i >= kFirstText && i < kFirstText + 3;  // schedule, recompute and precision
       fmt::print("{}{}", is_text ? cells[i] : fill, is_text ? fill : cells[i]);

@@ -65,7 +65,7 @@ void add_operators_of(TomlReader reader, Cluster& cluster, int depth) {
 
 /// Reads a cluster's file. `depth` is the number of files whose [operators_of] led to this one.
 Cluster read(const std::filesystem::path& path, int depth) {
-  require(depth < 4, "'{}': [operators_of] leads from file to file without end", path.string());
+  require(depth < 4, "'{}': [operators_of] leads through more than 4 files", path.string());
   const toml::table table = parse_toml_file(path);
   TomlReader reader(table, fmt::format("'{}', $", path.string()));
   Cluster cluster;
@@ -75,7 +75,7 @@ Cluster read(const std::filesystem::path& path, int depth) {
   cluster.memory_bytes = static_cast<double>(1ULL << 30) * reader.number("memory_gib", 1e-3);
   cluster.reserved_bytes = static_cast<double>(1ULL << 30) * reader.number("reserved_gib");
   cluster.precisions = reader.texts("precisions");
-  for (const std::string& name : cluster.precisions) require_known_precision(name);
+  for (const std::string& name : cluster.precisions) require_known_precision(name, path.string() + ", precisions: ");
   cluster.num_sms = reader.count("sms");
   cluster.gpus_per_domain = reader.count("gpus_per_domain");
   cluster.dollars_per_gpu_hour = reader.number("dollars_per_gpu_hour");
@@ -108,11 +108,18 @@ OperatorRule read_rule(TomlReader& reader) {
   const std::string_view types[] = {name_of(DType::kFloat64), name_of(DType::kFloat32), name_of(DType::kBFloat16),
                                     name_of(DType::kFloat8E4M3), name_of(DType::kInt32)};
   if (reader.has("type")) rule.type = reader.one_of("type", types);
-  rule.flop_per_second = kTera * reader.number_or("tflop_per_s", 0.0);
-  rule.half_contraction = reader.number_or("half_contraction", 0.0);
-  rule.bytes_per_second = kGiga * reader.number_or("gb_per_s", 0.0);
-  rule.seconds_per_call = kMicro * reader.number_or("microseconds", 0.0);
+  constexpr double kLeast = 1e-3;  // a rate of 0 would make operators free
+  if (reader.has("tflop_per_s")) {
+    rule.flop_per_second = kTera * reader.number("tflop_per_s", kLeast);
+    rule.half_contraction = reader.number_or("half_contraction", 0.0);
+  }
+  if (reader.has("gb_per_s")) rule.bytes_per_second = kGiga * reader.number("gb_per_s", kLeast);
+  if (reader.has("microseconds")) rule.seconds_per_call = kMicro * reader.number("microseconds", kLeast);
   reader.require_one_of({"tflop_per_s", "gb_per_s", "microseconds"});
+  const bool has_flop = std::ranges::all_of(rule.operators, is_product_or_attention);
+  require(has_flop || rule.bytes_per_second > 0.0 || rule.seconds_per_call > 0.0,
+          "{} has operators without FLOP, such as '{}': they need gb_per_s or microseconds", reader.where(),
+          *std::ranges::find_if_not(rule.operators, is_product_or_attention));
   return rule;
 }
 
@@ -173,12 +180,14 @@ OperatorTime Cluster::time_of(const RecordedOperator& call) const {
     const double numbers = static_cast<double>(call.operands.back().shape.num_elements());
     time.seconds += copy_seconds(numbers * engine.expert_gradient_bytes, call.pass);
   }
-  // The first product of an expert reads rows of the model's dim, and the last one of the backward writes them.
+  // The first product of an expert reads rows of the model's dim and writes gate and up. The last one of the backward
+  // does the reverse.
   const bool is_in = call.name == "grouped_linear_forward", is_out = call.name == "grouped_linear_dgrad";
   const double bytes = is_in ? engine.row_bytes_forward : is_out ? engine.row_bytes_backward : 0.0;
   if (bytes == 0.0) return time;
   const RecordedOperator::Operand& rows = is_in ? call.operands.front() : call.operands.back();
-  if (rows.shape[1] != engine.dim) return time;
+  const RecordedOperator::Operand& gate_and_up = is_in ? call.operands.back() : call.operands.front();
+  if (rows.shape[1] != engine.dim || gate_and_up.shape[1] != 2 * engine.moe_inter_dim) return time;
   const double numbers = static_cast<double>(rows.shape.num_elements()) * rows.used;
   time.seconds += copy_seconds(numbers * bytes, call.pass) / engine.row_rate;
   return time;

@@ -36,7 +36,8 @@ std::vector<Degrees> degrees_of(const LayoutSearch& search) {
   for (std::int64_t pp = 1; pp <= std::min(ranks, model.n_layers); ++pp) {
     if (ranks % pp != 0) continue;
     for (std::int64_t tp = 1; tp <= std::min<std::int64_t>(search.cluster.gpus_per_domain, model.n_heads); ++tp) {
-      if (ranks / pp % tp != 0) continue;
+      // A group that fills no whole part of a domain would cross to the next one.
+      if (ranks / pp % tp != 0 || search.cluster.gpus_per_domain % tp != 0) continue;
       for (std::int64_t ep = 1; ep <= experts; ++ep) {
         if (ranks / pp % ep != 0 || experts % ep != 0) continue;
         all.push_back({pp, tp, ep});
@@ -249,13 +250,19 @@ FoundLayouts search_layouts(const LayoutSearch& search) {
     for (std::future<void>& other : others) other.get();
     return results;
   };
-  const std::vector<double> plainly =
-      for_each(all.size(), [&](std::size_t i) { return searcher.try_plainly(all[i], 0); });
-  const std::vector<std::size_t> kept = largest(plainly, kKept);
-  if (kept.empty()) return searcher.result();
   const std::size_t num_precisions = searcher.num_precisions();
-  const std::vector<double> by_precision = for_each(
-      num_precisions, [&](std::size_t p) { return p == 0 ? plainly[kept[0]] : searcher.try_plainly(all[kept[0]], p); });
+  std::vector<double> plainly;
+  std::vector<std::size_t> kept;
+  std::size_t first = 0;  // precision in which degrees are compared: the first in which some are possible and fit
+  for (; first < num_precisions && kept.empty(); ++first) {
+    plainly = for_each(all.size(), [&](std::size_t i) { return searcher.try_plainly(all[i], first); });
+    kept = largest(plainly, kKept);
+  }
+  if (kept.empty()) return searcher.result();
+  --first;
+  const std::vector<double> by_precision = for_each(num_precisions, [&](std::size_t p) {
+    return p == first ? plainly[kept[0]] : searcher.try_plainly(all[kept[0]], p);
+  });
   const std::size_t fastest = largest(by_precision, 1).front();
   const auto num_batches = static_cast<std::size_t>(std::size(kMicroBatches));
   const std::vector<double> rates = for_each(kept.size() * num_batches, [&](std::size_t i) {

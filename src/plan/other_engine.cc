@@ -1,7 +1,11 @@
 #include "plan/other_engine.h"
 
-#include <algorithm>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <set>
+
+#include "base/log.h"
 #include "plan/cluster.h"
 #include "plan/toml_reader.h"
 
@@ -21,13 +25,14 @@ double OtherEngine::factor_of(const std::string& name_of_operator, std::string_v
   return result;
 }
 
-void use_engine(const std::filesystem::path& path, std::int64_t dim, Cluster& cluster) {
+void use_engine(const std::filesystem::path& path, const ModelConfig& model, Cluster& cluster) {
   const toml::table table = parse_toml_file(path);
   TomlReader reader(table, fmt::format("'{}', $", path.string()));
   OtherEngine engine;
   engine.name = reader.text("name");
   engine.source = reader.text("source");
-  engine.dim = dim;
+  engine.dim = model.dim;
+  engine.moe_inter_dim = model.moe_inter_dim;
   engine.dispatch_overlap_cost = reader.has("dispatch_overlap_cost") ? reader.part("dispatch_overlap_cost") : -1.0;
   engine.overlaps_micro_batches = reader.flag_or("overlaps_micro_batches", false);
   engine.host_seconds = 1e-6 * reader.number_or("host_microseconds_per_operator", 0.0);
@@ -45,15 +50,21 @@ void use_engine(const std::filesystem::path& path, std::int64_t dim, Cluster& cl
     });
   }
   std::vector<OperatorRule> rules;
+  std::set<std::string> others;
   if (reader.has("operator")) {
     reader.each_table("operator", [&](TomlReader rule) {
       const std::vector<std::string> gpus = rule.texts("gpus");
+      others.insert(gpus.begin(), gpus.end());
       OperatorRule read = read_rule(rule);
       rule.require_all_known();
       if (std::ranges::count(gpus, cluster.name) > 0) rules.push_back(std::move(read));
     });
   }
   reader.require_all_known();
+  if (!others.empty() && rules.empty()) {
+    spdlog::warn("'{}' has rates of operators on {}, and none on {}, which keeps its own", path.string(),
+                 fmt::join(others, ", "), cluster.name);
+  }
   cluster.rules.insert(cluster.rules.begin(), rules.begin(), rules.end());
   cluster.engine = std::move(engine);
 }

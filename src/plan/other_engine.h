@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "model/config.h"
+
 namespace tessera {
 
 struct Cluster;
@@ -29,7 +31,7 @@ struct OtherEngine {
   // The bytes that this engine moves and ours does not, for each number of a row that an expert gets: in the forward
   // and in the backward. They move at row_rate times the rate of a copy.
   double row_bytes_forward = 0.0, row_bytes_backward = 0.0, row_rate = 1.0;
-  std::int64_t dim = 0;  // of those rows
+  std::int64_t dim = 0, moe_inter_dim = 0;  // of those rows, and of the experts
   /// The same for each number that is added to a gradient of experts' weights. These bytes move at a copy's rate.
   double expert_gradient_bytes = 0.0;
 
@@ -37,8 +39,9 @@ struct OtherEngine {
   double factor_of(const std::string& name_of_operator, std::string_view pass) const;
 };
 
-/// Reads an engine, and lets `cluster` execute its steps, of models of that dim. Throws Error, which names the file and
-/// the key, if something is missing, has no source, or is no number in range.
-void use_engine(const std::filesystem::path& path, std::int64_t dim, Cluster& cluster);
+/// Reads an engine, and lets `cluster` execute its steps of the model. Warns if the engine has rates of operators for
+/// other clusters only. Throws Error, which names the file and the key, if something is missing, has no source, or is
+/// no number in range.
+void use_engine(const std::filesystem::path& path, const ModelConfig& model, Cluster& cluster);
 
 }  // namespace tessera

@@ -28,10 +28,23 @@ std::string precision_of(const JobConfig& job) {
   return kConfiguredPrecision;
 }
 
-void require_known_precision(const std::string& name) {
+std::vector<std::string> precisions_of_products(const JobConfig& job) {
+  std::vector<std::string> result;
+  const Recipes recipes = job.recipes();
+  if (job.training.mixed_precision_param == DType::kBFloat16 && (!recipes.linear || !recipes.grouped_mm)) {
+    result.emplace_back(kBf16);
+  }
+  for (const auto& [name, recipe] : kRecipes) {
+    const auto has = [&](const std::optional<RecipeOptions>& options) { return options && options->recipe == recipe; };
+    if (has(recipes.linear) || has(recipes.grouped_mm)) result.emplace_back(name);
+  }
+  return result;
+}
+
+void require_known_precision(const std::string& name, const std::string& where) {
   const bool is_known =
       name == kBf16 || std::ranges::any_of(kRecipes, [&](const auto& one) { return name == one.first; });
-  require(is_known, "no precision '{}': bf16, mxfp8 and fp8_blockwise are known", name);
+  require(is_known, "{}no precision '{}': bf16, mxfp8 and fp8_blockwise are known", where, name);
 }
 
 JobConfig in_precision(const JobConfig& job, const std::string& name) {

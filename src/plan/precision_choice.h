@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "config/job_config.h"
 
@@ -13,8 +14,12 @@ inline constexpr const char* kConfiguredPrecision = "configured";
 /// Returns "bf16", "mxfp8" or "fp8_blockwise", or kConfiguredPrecision for any other mixture.
 std::string precision_of(const JobConfig& job);
 
-/// Throws Error, which names the known ones, if in_precision() does not know the name.
-void require_known_precision(const std::string& name);
+/// Returns the precisions of the run's products, as in_precision() names them: a recipe for some products is one, too.
+/// Products in float32 have none.
+std::vector<std::string> precisions_of_products(const JobConfig& job);
+
+/// Throws Error, which begins with `where` and names the known ones, if in_precision() does not know the name.
+void require_known_precision(const std::string& name, const std::string& where = "");
 
 /// Returns the run in that precision. If it has it already, nothing changes. Throws Error, which names the known ones,
 /// for another name.

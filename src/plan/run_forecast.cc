@@ -161,7 +161,9 @@ class RankForecasts {
   /// Returns how many times as long products and attention of rank `pp` take because they leave SMs to its links.
   double slowed_by_links(std::size_t pp) const {
     const int of_links = pipeline_.num_links(pp) * cuda::GpuGroup::kSmsOfLink;
-    if (of_links >= cluster_.num_sms) return 1.0;  // a CPU has no SMs
+    if (cluster_.num_sms == 0) return 1.0;  // a CPU
+    require(of_links < cluster_.num_sms, "{} has {} SMs, and the links of a pipeline need {}", cluster_.name,
+            cluster_.num_sms, of_links);
     return static_cast<double>(cluster_.num_sms) / static_cast<double>(cluster_.num_sms - of_links);
   }
 
@@ -219,6 +221,9 @@ BusiestRank busiest_rank(const ExpertLoads& loads, const JobConfig& job) {
     result.mean += load / static_cast<double>(model.num_moe_layers());
     if (result.layer.empty() || load > result.most) result.layer = layer, result.most = load;
   }
+  const auto layers = static_cast<std::int64_t>(loads.tokens.size());
+  require(layers == model.num_moe_layers(), "'{}' has the loads of {} MoE layers, and the model has {}",
+          loads.path.string(), layers, model.num_moe_layers());
   return result;
 }
 
@@ -234,10 +239,10 @@ bool has_small_blocks(const std::optional<RecipeOptions>& options) {
 
 /// Throws Error if the cluster's GPUs cannot make such a step, or if nobody knows how long its products take.
 void check_kernels(const JobConfig& job, const MeshDegrees& degrees, const Cluster& cluster) {
-  const std::string precision = precision_of(job);
-  require(precision == kConfiguredPrecision || std::ranges::count(cluster.precisions, precision) > 0,
-          "{} has no kernels for {}: '{}' lists {}", cluster.name, precision, cluster.path.string(),
-          fmt::join(cluster.precisions, ", "));
+  for (const std::string& precision : precisions_of_products(job)) {
+    require(std::ranges::count(cluster.precisions, precision) > 0, "{} has no kernels for {}: '{}' lists {}",
+            cluster.name, precision, cluster.path.string(), fmt::join(cluster.precisions, ", "));
+  }
   const RecordedOperator product{
       .name = "grouped_linear_forward", .operands = {{{1, 1}, DType::kFloat8E4M3}}, .pass = {}};
   const bool is_calibrated =

@@ -42,6 +42,12 @@ ForecastEvent::Lane lane_of(const RecordedOperator& call) {
   return is_product(call.name) ? ForecastEvent::Lane::kProducts : ForecastEvent::Lane::kMemory;
 }
 
+/// Returns the stream of a collective's group. Groups of a stream run one operation at a time (comm/gpu_group.h).
+std::string_view stream_of(std::string_view axis) {
+  if (axis == "tp" || axis == "cp" || axis == "cp_tp") return "activations";
+  return axis == "ep" || axis.starts_with("ep_within") || axis.starts_with("ep_across") ? "experts" : "weights";
+}
+
 /// Adds up the times of one rank's step.
 class RankFold {
  public:
@@ -51,6 +57,8 @@ class RankFold {
         gathers_once_(gathers_once),
         times_(times) {
     for (const RecordedOperator& call : record.operators()) add(call);
+    if (micro_batches > 1 && times.overlaps_micro_batches) least_part_of_calls_ = times.dispatch_overlap_cost;
+    least_part_of_calls_ = std::max(least_part_of_calls_, part_of_calls_without_operators());
     for (const RecordedTransfer& transfer : record.transfers()) {
       if (transfer.kind != "receive") add(transfer);
     }
@@ -141,12 +149,28 @@ class RankFold {
     return begin_[call.begin] - begin_[first];
   }
 
+  /// Returns the part of the dispatcher's calls of a micro-batch for which it has no operators to run beside them.
+  double part_of_calls_without_operators() const {
+    double calls = 0.0, operators = 0.0;
+    for (const RecordedTransfer& transfer : record_.transfers()) {
+      if (transfer.choices.num_experts > 0) calls += seconds_of(transfer);
+    }
+    for (std::size_t i = 0; i < record_.operators().size(); ++i) {
+      if (!is_once(record_.operators()[i].pass)) operators += begin_[i + 1] - begin_[i];
+    }
+    return calls > operators ? 1.0 - operators / calls : 0.0;
+  }
+
+  double seconds_of(const RecordedTransfer& transfer) const {
+    return times_.of_transfer(with_load(transfer, load_of(transfer.layer)));
+  }
+
   double load_of(const std::string& layer) const {
     return layer.empty() || !times_.load_of ? 1.0 : times_.load_of(layer);
   }
 
   void add(const RecordedTransfer& transfer) {
-    const double seconds = times_.of_transfer(with_load(transfer, load_of(transfer.layer)));
+    const double seconds = seconds_of(transfer);
     if (seconds == 0.0) return;
     if (transfer.kind == "send") {
       result_.message_seconds = std::max(result_.message_seconds, seconds);
@@ -158,10 +182,13 @@ class RankFold {
       const double beside = seconds_beside(transfer) - used;
       if (beside > 0.0) added = std::max(seconds - beside, times_.dispatch_overlap_cost * seconds);
       used += std::clamp(beside, 0.0, seconds);
-      if (times_.overlaps_micro_batches) added = times_.dispatch_overlap_cost * seconds;
+      if (times_.overlaps_micro_batches && micro_batches_ > 1.0) added = least_part_of_calls_ * seconds;
     } else if (transfer.end > transfer.begin) {
-      const double beside = begin_[transfer.end] - begin_[transfer.begin];
+      double& free = stream_is_free_[stream_of(transfer.axis)];
+      const double begin = std::max(begin_[transfer.begin], free);
+      const double beside = std::max(begin_[transfer.end] - begin, 0.0);
       added = std::max(times_.overlap_cost * seconds, seconds - beside);
+      free = begin + std::min(seconds, beside);
     }
     stalls_.push_back({&transfer, seconds, added});
     const bool once = is_once(transfer.pass) || (gathers_once_ && gathers_weights(transfer));
@@ -222,6 +249,10 @@ class RankFold {
   std::vector<double> begin_ = {0.0};  // of each operator, and the end of the last one, with operators alone
   /// The seconds beside a dispatcher's calls that were counted already, by the operator that the calls precede.
   std::unordered_map<std::size_t, double> used_beside_;
+  /// The time, as in begin_, from which a stream has nothing to do. A transfer that the operators wait for is done
+  /// then.
+  std::map<std::string_view, double> stream_is_free_;
+  double least_part_of_calls_ = 0.0;  // of a dispatcher's call beside another micro-batch, the part that it adds
   double num_calls_ = 0.0;
   std::map<std::string, double> calls_of_pass_;
   std::vector<Stall> stalls_;

@@ -19,7 +19,7 @@ struct StepTimes {
   double least_per_operator = 0.0;      // a pass takes at least this for each of its operators: the host starts them
   double overlap_cost = 0.0;            // of the duration of a transfer beside operators, the part that they lose
   double dispatch_overlap_cost = 0.0;   // the same for a dispatcher's calls
-  bool overlaps_micro_batches = false;  // a dispatcher's calls always run beside operators, of another micro-batch
+  bool overlaps_micro_batches = false;  // a dispatcher's calls run beside operators of another micro-batch, if any
   std::function<bool(const RecordedTransfer&)> is_far = {};  // whether a transfer leaves the domain; unset: none does
   /// The rows of an MoE layer's experts, as a multiple of those of a balanced load; unset: 1.
   std::function<double(const std::string& layer)> load_of = {};

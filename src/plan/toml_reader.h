@@ -24,19 +24,17 @@ class TomlReader {
  public:
   TomlReader(const toml::table& table, std::string where) : table_(table), where_(std::move(where)) {}
 
-  double number(std::string_view key, double least = 0.0) {
-    constexpr double kMost = 1e9;
-    const std::optional<double> value = known(key).value<double>();
-    require(value.has_value() && *value >= least && *value <= kMost, "{}.{} must be a number from {:g} to {:g}", where_,
-            key, least, kMost);
+  double number(std::string_view key, double least = 0.0, double most = 1e9) {
+    const toml::node_view<const toml::node> node = known(key);
+    require(static_cast<bool>(node), "{}.{} is missing; expected a number from {:g} to {:g}", where_, key, least, most);
+    const std::optional<double> value = node.value<double>();
+    require(value.has_value(), "{}.{} must be a number", where_, key);
+    require(*value >= least && *value <= most, "{}.{} is {:g}; expected a number from {:g} to {:g}", where_, key,
+            *value, least, most);
     return *value;
   }
   /// Returns a part of something.
-  double part(const char* key) {
-    const double value = number(key);
-    require(value <= 1.0, "{}.{} is {:g}; expected a number from 0 to 1", where_, key, value);
-    return value;
-  }
+  double part(const char* key) { return number(key, 0.0, 1.0); }
   double number_or(const char* key, double otherwise) { return table_.contains(key) ? number(key) : otherwise; }
   bool flag_or(const char* key, bool otherwise) {
     if (!table_.contains(key)) return otherwise;
@@ -45,9 +43,8 @@ class TomlReader {
     return *value;
   }
   int count(const char* key) {
-    const double value = number(key, 1.0);
-    require(value == std::floor(value) && value <= 1e6, "{}.{} must be a whole number, and is {:g}", where_, key,
-            value);
+    const double value = number(key, 1.0, 1e6);
+    require(value == std::floor(value), "{}.{} must be a whole number, and is {:g}", where_, key, value);
     return static_cast<int>(value);
   }
   std::string text(const char* key) {
@@ -58,7 +55,7 @@ class TomlReader {
   std::vector<std::string> texts(const char* key) {
     std::vector<std::string> result;
     const toml::array* array = known(key).as_array();
-    require(array != nullptr && !array->empty(), "{}.{} must be an array of texts", where_, key);
+    require(array != nullptr && !array->empty(), "{}.{} must be an array of one text or more", where_, key);
     for (const toml::node& node : *array) {
       const std::optional<std::string> value = node.value<std::string>();
       require(value.has_value(), "{}.{} must be an array of texts", where_, key);
@@ -66,11 +63,11 @@ class TomlReader {
     }
     return result;
   }
-  /// Returns a text that is one of `known`.
-  std::string one_of(const char* key, std::span<const std::string_view> known) {
+  /// Returns a text that is one of `choices`.
+  std::string one_of(const char* key, std::span<const std::string_view> choices) {
     std::string value = text(key);
-    require(std::ranges::count(known, value) > 0, "{}.{} is '{}'; expected one of {}", where_, key, value,
-            fmt::join(known, ", "));
+    require(std::ranges::count(choices, value) > 0, "{}.{} is '{}'; expected one of {}", where_, key, value,
+            fmt::join(choices, ", "));
     return value;
   }
   /// Throws Error if the table has none of these keys.
@@ -79,6 +76,8 @@ class TomlReader {
             fmt::join(keys, ", "));
   }
   bool has(std::string_view key) const { return table_.contains(key); }
+  /// Returns the file and the table, for errors.
+  const std::string& where() const { return where_; }
   TomlReader table(const char* key) {
     const toml::table* table = known(key).as_table();
     require(table != nullptr, "{}.{} must be a table", where_, key);

@@ -181,7 +181,7 @@ TEST_F(ClusterFile, BadFilesAreToldOf) {
     all.push_back(path_.string());
     expect_error([&] { read_cluster(write(text)); }, all);
   };
-  refused(with("memory_gib = 8\n", ""), {"$.memory_gib", "number"});
+  refused(with("memory_gib = 8\n", ""), {"$.memory_gib", "is missing", "number"});
   refused(with("memory_gib = 8", "memory_gib = -8"), {"$.memory_gib", "number"});
   refused(with("memory_gib = 8", "memory_gib = \"8\""), {"$.memory_gib", "number"});
   refused(with("sms = 100", "sms = 1.5"), {"$.sms", "whole number"});
@@ -194,10 +194,12 @@ TEST_F(ClusterFile, BadFilesAreToldOf) {
   refused(with("memory_gib = 8", "memory_gib = 1e300"), {"$.memory_gib", "number"});
   refused(with("type = \"bfloat16\"", "type = \"bf16\""), {"$.operator[1].type", "'bf16'", "bfloat16"});
   refused(with("gb_per_s = 2\n", ""), {"$.operator[2]", "needs one of", "gb_per_s"});
+  refused(with("gb_per_s = 2\n", "gb_per_s = 0\n"), {"$.operator[2].gb_per_s", "is 0"});
+  refused(with("gb_per_s = 2\n", "tflop_per_s = 2\n"), {"$.operator[2]", "without FLOP", "'copy'"});
   refused("name = ", {"line 1"});
   refused(std::string(kSmall) + fmt::format("[operators_of]\nfile = \"{}\"\nflop = 1\nbytes = 1\nsource = \"a test\"",
                                             path_.filename().string()),
-          {"[operators_of]", "without end"});
+          {"[operators_of]", "more than 4 files"});
   std::filesystem::remove(path_);
   expect_error([&] { read_cluster(path_); }, {path_.string()});
 }

@@ -10,23 +10,32 @@
 #include "plan/cluster.h"
 #include "plan/step_forecast.h"
 #include "tests/expect_error.h"
+#include "tests/log_of.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::int64_t kDim = 16;
 
+/// A model whose experts have this width.
+ModelConfig model_with(std::int64_t moe_inter_dim) {
+  ModelConfig model;
+  model.dim = kDim;
+  model.moe_inter_dim = moe_inter_dim;
+  return model;
+}
+
 class OtherEngineFile : public ::testing::Test {
  protected:
   void TearDown() override { std::filesystem::remove(path_); }
 
   /// Returns a cluster on which every operator takes a second, with an engine of this text.
-  Cluster cluster_with(const std::string& text) {
+  Cluster cluster_with(const std::string& text, std::int64_t moe_inter_dim = 2) {
     write_whole_file(path_, "name = \"another\"\nsource = \"a test\"\n" + text);
     Cluster cluster;
     cluster.name = "GPU";
     cluster.rules = {{.operators = {"*"}, .type = {}, .seconds_per_call = 1.0}};
-    use_engine(path_, kDim, cluster);
+    use_engine(path_, model_with(moe_inter_dim), cluster);
     return cluster;
   }
 
@@ -61,7 +70,10 @@ source = "a test"
 TEST_F(OtherEngineFile, RatesAreOfSomeGpus) {
   const std::string rule = "[[operator]]\nnames = [\"gemm\"]\nmicroseconds = 5\nsource = \"a test\"\ngpus = [\"{}\"]\n";
   EXPECT_DOUBLE_EQ(cluster_with(fmt::format(fmt::runtime(rule), "GPU")).time_of(named("gemm", "")).seconds, 5e-6);
-  EXPECT_EQ(cluster_with(fmt::format(fmt::runtime(rule), "other")).time_of(named("gemm", "")).seconds, 1.0);
+  Cluster other;
+  const std::string log = log_of([&] { other = cluster_with(fmt::format(fmt::runtime(rule), "other")); });
+  EXPECT_EQ(other.time_of(named("gemm", "")).seconds, 1.0);
+  EXPECT_NE(log.find("rates of operators on other, and none on GPU"), std::string::npos) << log;
 }
 
 // A copy of 8 rows of 16 numbers with 4 bytes each: 512 bytes at 1e3 bytes per second, at half its rate.
@@ -73,6 +85,20 @@ TEST_F(OtherEngineFile, RowsMoveMoreBytes) {
   RecordedOperator last = named("grouped_linear_forward", "");  // its rows have the experts' dim
   std::swap(last.operands.front(), last.operands.back());
   EXPECT_EQ(cluster.time_of(last).seconds, 1.0);
+}
+
+// Where the experts are as wide as the model, both of their products have rows of that width.
+TEST_F(OtherEngineFile, OnlyOneOfTheExpertsProductsMovesMoreBytes) {
+  Cluster cluster = cluster_with("row_bytes_forward = 4\n", kDim);
+  cluster.rules.insert(cluster.rules.begin(), {.operators = {"copy"}, .type = {}, .bytes_per_second = 1e3});
+  const auto product = [](std::int64_t out) {
+    return RecordedOperator{
+        .name = "grouped_linear_forward",
+        .operands = {{{8, kDim}, DType::kBFloat16}, {{2, out, kDim}, DType::kBFloat16}, {{8, out}, DType::kBFloat16}},
+        .pass = {}};
+  };
+  EXPECT_NEAR(cluster.time_of(product(2 * kDim)).seconds, 1.0 + 0.512, 1e-12);
+  EXPECT_EQ(cluster.time_of(product(kDim)).seconds, 1.0);
 }
 
 // 3 experts with 8 x 16 numbers each are added to: 3840 bytes at 1e3 bytes per second.
@@ -128,7 +154,7 @@ TEST(OtherEngines, AreRead) {
   for (const auto& entry : std::filesystem::directory_iterator(ENGINES)) {
     SCOPED_TRACE(entry.path());
     Cluster cluster;
-    use_engine(entry.path(), kDim, cluster);
+    use_engine(entry.path(), model_with(2), cluster);
     EXPECT_NE(cluster.engine.source.find("not run"), std::string::npos);
     ++count;
   }

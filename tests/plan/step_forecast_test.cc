@@ -134,6 +134,13 @@ TEST(StepForecast, AStepIsTheSumOfItsOperators) {
               1e-9);
 }
 
+/// Returns the seconds that transfers add to the step.
+double seconds_of_transfers(const RankForecast& forecast) {
+  double added = 0.0;
+  for (const ForecastLine& line : forecast.lines) added += line.is_transfer ? line.seconds : 0.0;
+  return added;
+}
+
 // The shared experts run beside two calls that follow each other. They hide five seconds of them, not of each.
 TEST(StepForecast, WhatRunsBesideCallsHidesThemOnce) {
   StepRecord record;
@@ -146,12 +153,53 @@ TEST(StepForecast, WhatRunsBesideCallsHidesThemOnce) {
   const StepTimes times{.of_operator = [](const RecordedOperator&) { return OperatorTime{.seconds = 5.0}; },
                         .of_transfer = [](const RecordedTransfer&) { return 4.0; }};
   const RankForecast forecast = forecast_rank(record, 1, /*gathers_once=*/false, times);
-  double added = 0.0, hidden = 0.0;
-  for (const ForecastLine& line : forecast.lines) {
-    if (line.is_transfer) added += line.seconds, hidden += line.hidden_seconds;
-  }
-  EXPECT_DOUBLE_EQ(added, 3.0);
+  double hidden = 0.0;
+  for (const ForecastLine& line : forecast.lines) hidden += line.hidden_seconds;
+  EXPECT_DOUBLE_EQ(seconds_of_transfers(forecast), 3.0);
   EXPECT_DOUBLE_EQ(hidden, 5.0);
+}
+
+// Two collectives begin before the same operator of 5 s, and take 4 s each. On one stream the second one starts when
+// the first one has ended.
+TEST(StepForecast, CollectivesOfAStreamRunOneAtATime) {
+  const StepTimes times{.of_operator = [](const RecordedOperator&) { return OperatorTime{.seconds = 5.0}; },
+                        .of_transfer = [](const RecordedTransfer&) { return 4.0; }};
+  for (const auto& [other_axis, added] : {std::pair("ep_shard", 3.0), {"tp", 0.0}}) {
+    StepRecord record;
+    record.set_pass("stage 0 forward");
+    std::vector<std::size_t> transfers;
+    for (const char* axis : {"dp_shard_cp", other_axis}) {
+      transfers.push_back(record.begin_transfer({.kind = "all_gather", .axis = axis, .choices = {}, .pass = {}}));
+    }
+    record.begin("rope");
+    record.end(false);
+    for (const std::size_t transfer : transfers) record.end_transfer(transfer);
+    EXPECT_DOUBLE_EQ(seconds_of_transfers(forecast_rank(record, 1, /*gathers_once=*/false, times)), added)
+        << other_axis;
+  }
+}
+
+// A dispatch of 4 s costs a quarter of its time beside another micro-batch, if that has 4 s of operators.
+TEST(StepForecast, CallsHideBesideAnotherMicroBatch) {
+  struct Case {
+    double operator_seconds;
+    int micro_batches;
+    double added;
+  };
+  for (const Case& one : {Case{8.0, 1, 4.0}, {8.0, 2, 2.0}, {1.0, 2, 6.0}}) {
+    StepRecord record;
+    record.set_pass("stage 0 forward");
+    record.begin_transfer({.kind = "dispatch", .axis = "ep", .choices = {.num_experts = 8, .top_k = 2}, .pass = {}});
+    record.begin("rope");
+    record.end(false);
+    const StepTimes times{
+        .of_operator = [&](const RecordedOperator&) { return OperatorTime{.seconds = one.operator_seconds}; },
+        .of_transfer = [](const RecordedTransfer&) { return 4.0; },
+        .dispatch_overlap_cost = 0.25,
+        .overlaps_micro_batches = true};
+    const RankForecast forecast = forecast_rank(record, one.micro_batches, /*gathers_once=*/false, times);
+    EXPECT_DOUBLE_EQ(seconds_of_transfers(forecast), one.added) << one.operator_seconds << ", " << one.micro_batches;
+  }
 }
 
 TEST(StepForecast, AFasterOperatorNeverMakesAStepLonger) {
