@@ -108,9 +108,9 @@ bench: build
 	@$(MAKE) --no-print-directory $(DATASET)/dataset.json PRESET=$(PRESET)
 	bench/run.sh $(BUILD)
 
-# Checks that every source file is formatted as .clang-format says, and that clang-tidy finds nothing in the .cc files
-# that are built here, a dozen at a time, and in those that other builds have instead. clang reads g++'s commands: it
-# does not know all their warnings, and has no omp.h of its own.
+# Checks that every source file is formatted as .clang-format says, and that clang-tidy finds nothing. It reads the unity
+# files of build/lint, each of which includes a dozen .cc files, and the .cc files that only other builds have. clang
+# reads g++'s commands: it does not know all their warnings, and has no omp.h of its own.
 TIDY := build/clang-tidy/data/bin/clang-tidy -p build/lint --quiet --extra-arg=-idirafter$(shell c++ -print-file-name=include) \
 	$(addprefix --extra-arg=-Wno-,unknown-warning-option unknown-pragmas deprecated-declarations)
 lint:

@@ -27,7 +27,7 @@ class GatherInRounds : public Exchange {
   int tag_;
   std::size_t part_bytes_;
   std::vector<std::byte> parts_;  // of this rank, the next one and so on
-  std::size_t num_parts_ = 1;     // of parts_ that have arrived
+  std::size_t num_parts_ = 1;     // of parts_ that have arrived, or arrive in this round
 };
 
 /// Sends each rank a part of the same size in ⌈log₂ P⌉ rounds (the same paper). Part number i is on its way to the i-th

@@ -42,15 +42,18 @@ struct ModelConfig {
   AttentionMask attn_mask_type = AttentionMask::kCausal;
   std::int64_t eos_id = -1;  // ends a document; -1: the tokenizer's
 
-  std::int64_t original_seq_len = 4096;
-  float rope_theta = 10000.0f;
-  float rope_factor = 40.0f;
-  float beta_fast = 32.0f;
-  float beta_slow = 1.0f;
-  float mscale = 0.70f;
+  // RoPE, and YaRN (arXiv 2309.00071) if the training length is above original_seq_len. A "turn" is a full rotation of
+  // a pair of dims within original_seq_len.
+  std::int64_t original_seq_len = 4096;  // in tokens
+  float rope_theta = 10000.0f;           // base of the frequencies
+  float rope_factor = 40.0f;             // divides the frequencies of slow pairs
+  float beta_fast = 32.0f;               // pairs with more turns keep their frequency
+  float beta_slow = 1.0f;                // pairs with fewer turns have theirs divided; those between, partly
+  float mscale = 0.70f;                  // scores are multiplied by (0.1 · mscale · ln(rope_factor) + 1)²
 
+  // Multi-token prediction (arXiv 2412.19437, section 2.2).
   std::int64_t num_mtp_modules = 0;
-  float mtp_loss_weight = 0.3f;
+  float mtp_loss_weight = 0.3f;  // λ: the weight of the modules' mean loss
 
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   bool is_moe_layer(std::int64_t layer) const { return layer >= n_dense_layers; }
@@ -79,7 +82,8 @@ struct ParameterCounts {
 };
 
 /// Returns the FLOP of forward and backward per token, counted as TorchTitan does: 6 · (active - embedding) + 6 ·
-/// layers · heads · (qk + v dims) · seq_len.
+/// layers · heads · (qk + v dims) · seq_len. MTP modules count with their parameters only. Their attention, and their
+/// use of the output projection, are left out.
 double flop_per_token(const ModelConfig& config, const ParameterCounts& counts, std::int64_t seq_len);
 
 }  // namespace tessera

@@ -92,6 +92,7 @@ enum class Sharding : std::uint8_t {
 ///   kRow         [T, N]       [t, M]       x itself         [T, N] → [t, M]  [t, M] → T local
 class LinearSite : public GemmSite {
  public:
+  /// Says which products read an input: the forward's, the weight gradient's, or both.
   enum class Reader : std::uint8_t { kForward, kWgrad, kBoth };
 
   /// `tokens` says whose tokens a column-sharded site gathers.
@@ -152,8 +153,8 @@ class DeferredWgrads {
   /// `site` must outlive this. `offsets_E1` is defined for a grouped site only.
   void add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y, const GemmOperand& x,
            const Tensor& offsets_E1);
-  /// Does the same for a grouped site whose input is what a dispatch of y gives. run() dispatches y again, because the
-  /// rows of the experts take much memory. `dispatch` must outlive this.
+  /// Defers the weight gradient of a grouped site whose input is dispatched y. It does not keep those rows, because
+  /// they take much memory. So run() dispatches y again. `dispatch` must outlive this.
   void add_dispatched(const LayerContext& context, const GroupedSite& site, const GemmOperand& d_y,
                       const GemmOperand& y, const DispatchSaved& dispatch);
   /// Computes the gradients in the order of add(), and forgets them.

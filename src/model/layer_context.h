@@ -35,7 +35,7 @@ struct Environment {
   Dispatcher* dispatcher = nullptr;  // of all MoE layers
   /// Assigns experts in turn, whatever the router says ([debug] moe_force_load_balance).
   bool force_load_balance = false;
-  /// Experts are assigned in turn, because memory has no numbers yet.
+  /// True during warm-up. Inputs are uninitialised, so experts are assigned in turn instead of by scores.
   bool warms_up = false;
   /// A later round (ep/dispatcher.h) runs even if it has no rows, so that its kernels are loaded.
   bool loads_kernels = false;

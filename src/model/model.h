@@ -32,8 +32,8 @@ struct ModelOptions {
   /// The stages of a pipeline that this rank has, in their order. If it is empty, the whole model is one stage.
   /// Multi-token prediction needs the embedding and the head on one rank.
   std::vector<StageModules> stages = {};
-  /// The number of tokens of a batch that this rank has between layers. With 0, the model is built for its parameters
-  /// only, and is not run.
+  /// The most tokens of a batch that this rank has between layers. With 0, the model is built for its parameters only,
+  /// and is not run.
   std::int64_t max_tokens = 0;
   // The next members are options of expert parallelism (DispatchOptions). One rank needs no backend.
   DispatchBackend dispatch_backend = DispatchBackend::kStandard;
@@ -151,12 +151,12 @@ class Model {
   /// Updates every expert bias from the sums over all ranks, once per optimizer step and before it. finite_1 is that of
   /// update_expert_bias.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
-  /// Says whether the calls that follow are to load kernels, from memory without numbers.
+  /// Marks the following calls as warm-up. They load kernels, and their inputs are uninitialised.
   void set_warms_up(bool warms_up) { environment_.warms_up = environment_.loads_kernels = warms_up; }
   /// Says whether the calls that follow are to run all kernels that a graph may need.
   void set_loads_kernels(bool loads_kernels) { environment_.loads_kernels = loads_kernels; }
-  /// Returns what runs two passes in turns, with ModelOptions::pairs_passes. They must not both have gradients of
-  /// one unit: they are of different stages, or there are no MTP modules.
+  /// Returns what runs two passes in turns, with ModelOptions::pairs_passes. The two must not add to gradients of the
+  /// same unit. Passes of different stages do not. Passes of one stage do not either, without MTP modules.
   Turns& turns() { return turns_; }
   /// Returns the number of SMs that the dispatcher's calls take on a GPU.
   int num_sms_of_calls() const { return moe_.dispatcher == nullptr ? 0 : moe_.dispatcher->num_sms(); }

@@ -61,7 +61,8 @@ class Moe {
   ParamId expert_bias() const { return expert_bias_; }
 
  private:
-  /// Computes what runs beside a dispatcher's call. It gets the context for that. An empty one computes nothing.
+  /// Work that overlaps a dispatcher's call, such as a part of the shared experts. It runs in the context that it is
+  /// given. An empty function means no work.
   using Beside = std::function<void(const LayerContext&)>;
   /// Holds what the dispatcher sends and returns in a backward. Its tokens are this rank's or, over several domains,
   /// those that came.
@@ -79,17 +80,17 @@ class Moe {
   /// Calls body(context, rows) for each round after the first, while `rows` has memory.
   template <typename Body>
   void for_later_rounds(const LayerContext& context, const DispatchSaved& first, Body&& body) const;
-  /// Calls transfer(op) while `beside` runs. The transfer is a Turns::Call, for passes that run in turns. If `call` is
-  /// null, the Turns::Call ends with the transfer. Otherwise it ends when the caller resets `call`, and later rounds
-  /// belong to it until then. If `call` holds one already, the transfer becomes a part of that.
+  /// Runs transfer(op), and overlaps it with `beside`. The transfer is within a Turns::Call, for passes that run in
+  /// turns. If `call` is null, that call ends with the transfer. Otherwise it stays open in *call until the caller
+  /// resets it, and later rounds are within it. If *call is already open, the transfer joins it.
   template <typename Transfer>
   void run_beside(const LayerContext& context, const Beside& beside, Transfer&& transfer,
                   std::optional<Turns::Call>* call = nullptr) const;
-  /// What the first round gets besides its operands.
+  /// The work that overlaps the first round's two transfers, and the Turns::Calls that the transfers are within.
   struct FirstRound {
     Beside beside_first_call = {}, beside_last_call = {};
-    // These are the `call` of run_beside for the round's two transfers. If tokens have crossed between domains before,
-    // first_call holds their call, of which the first transfer becomes a part. It is reset after that transfer.
+    // Arguments `call` of run_beside. If tokens have crossed between domains before, *first_call is open, and the first
+    // transfer joins it. It is reset after that transfer.
     std::optional<Turns::Call>*first_call = nullptr, *last_call = nullptr;
   };
   /// Dispatches a round's tokens, and runs their experts. Assigns or adds the combined outputs to `out`, if that is

@@ -33,8 +33,8 @@ Tensor reduce_scatter(const LayerContext& context, TokenSet tokens, const Tensor
 /// Returns the T tokens of the micro-batch. If they are not sharded, that is x_tN itself.
 Tensor gather_tokens(const LayerContext& context, const Tensor& x_tN, std::string_view name);
 
-/// Assigns or adds to out_tN this rank's tokens of the sum over ranks of what compute(target, write) gives for all
-/// tokens. If they are not sharded, compute() writes to out_tN.
+/// compute(target, write) computes a partial result for all tokens. This function sums it over the ranks, and assigns
+/// or adds this rank's tokens to out_tN. If tokens are not sharded, compute() writes to out_tN itself.
 template <typename Compute>
 void sum_over_ranks(const LayerContext& context, TokenSet tokens, const Tensor& out_tN, Write write,
                     std::string_view name, Compute&& compute) {

@@ -21,7 +21,8 @@ class FirstWrites {
   void start(const Context& op, const Tensor& sums, std::optional<UnitId> unit);
   /// Returns how the next product writes to the gradient of a GEMM's weight. Must be called once per product.
   Write next(ParamId id);
-  /// Throws InternalError if no product has assigned a gradient of this unit, or without a unit, of the flat buffer.
+  /// Throws InternalError if a marked gradient of this unit has not been assigned. Without a unit, checks those of the
+  /// flat buffer.
   void require_assigned(std::optional<UnitId> unit) const;
 
  private:

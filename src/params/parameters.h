@@ -65,7 +65,7 @@ class Parameters {
   bool has_copy(ParamId id) const {
     return compute_ != DType::kBFloat16 || sharded(id) || !left_out_.contains(flat_range(id).begin);
   }
-  /// Calls visit(range) for the ranges of the flat buffers that the other parameters have.
+  /// Calls visit(range) for each range of the flat buffers without parameters that leave_out_copies() named.
   template <typename Visit>
   void for_each_range_of_others(Visit&& visit) const {
     left_out_.for_each_other(table_->flat_size(), visit);

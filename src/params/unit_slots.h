@@ -82,7 +82,7 @@ class UnitSlots {
     std::optional<UnitId> unit;
     int num_users = 0;           // passes that have acquired it
     bool fresh = false;          // it was gathered, and not acquired since
-    std::uint64_t released = 0;  // count of all release_gradients() at this slot's last one; 0: none
+    std::uint64_t released = 0;  // value of num_released_ at this slot's last release; 0: never
     std::vector<Work> work;
 
     void wait();

@@ -30,17 +30,17 @@ class Optimizer {
   void set_numbers(const AdamWStep& numbers);
   /// Sets the same numbers on a GPU's stream. `pinned` has room for them, and must not change until the copy is done.
   void upload_numbers(const cuda::Stream& stream, const AdamWStep& numbers, Buffer& pinned);
-  /// Lets steps count again after one that was not finite or was a spike. `cuda` is null on a CPU.
+  /// Lets steps be applied again after one that was not finite or was a spike. `cuda` is null on a CPU.
   void allow_steps(cuda::Runtime* cuda);
 
   /// Computes the sum of squares of this rank's gradients. Callers sum squares() over the ranks.
   void measure_gradients(const Context& op, const Parameters& parameters);
-  /// Decides from squares() and the sum of losses whether the step counts, and scales the gradients.
+  /// Decides from squares() and the sum of losses whether the step is applied, and scales the gradients.
   void clip(const Context& op, const Tensor& loss_1);
-  /// Returns 1 if the step counts, else 0, [1] (float32).
+  /// Returns 1 if the step is applied, else 0, [1] (float32).
   Tensor finite_1(const Context& op) const { return AdamWStep::finite_1(numbers_.tensor(op.device())); }
   /// Computes the new weights, and renews their copies and the quantized forms that are kept. Changes nothing if the
-  /// step does not count.
+  /// step is not applied.
   void update(const Context& op, const Parameters& parameters, const QuantizedWeights& quantized);
 
   /// Returns the sum of squares of all gradients, [1] (float64).

@@ -23,7 +23,7 @@ void StepReduction::reduce(const Context& op, Model& model, Mirrored<double>& sq
     return mesh_.model.all_reduce(squares.tensor(op.device()), kNorm).wait();
   }
   own_is_finite_ = std::isfinite(squares.host()[0]) && std::isfinite(own.losses().main);
-  // A norm is of one replica, and the loss of all: they have to agree on whether the step counts.
+  // Each replica has its own norm, but the loss is shared. So a loss that is NaN makes all replicas skip the step.
   own.scalars()[0] += 0.0 * squares.host()[0];  // NaN unless the squares are finite
   mesh_.tokens.all_reduce(own.host(), kSums);
   mesh_.pp.all_reduce(own.scalars(), kSums);

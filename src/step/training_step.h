@@ -44,7 +44,7 @@ struct StepResult {
   double grad_norm = 0.0;     // before clipping
   double learning_rate = 0.0;
   std::int64_t num_tokens = 0;  // of all data ranks, whether their labels count or not
-  PhaseSeconds seconds;         // all but data
+  PhaseSeconds seconds;         // by phase, without the phase that waits for data
   /// The time when the device had finished the step, which may be long before the host calls finish().
   std::chrono::steady_clock::time_point ended;
   /// The load of each MoE layer's most loaded expert, in tokens, divided by the mean load.
@@ -122,8 +122,8 @@ class TrainingStep {
   /// finish(). `measure_sqnr` measures quantization errors, which costs as much as reading all operands once more. It
   /// must be the same on all ranks.
   void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
-  /// Waits for the oldest started step. A step whose loss or gradient norm is not finite, or whose loss is a spike, is
-  /// repeated from the same batches, because a fault of the hardware may be over. The steps after it are then repeated
+  /// Waits for the oldest started step. If its loss or gradient norm is not finite, or its loss is a spike, the step is
+  /// repeated from the same batches. The cause may be a transient hardware fault. The steps after it are then repeated
   /// too. If the step fails again, throws NonFiniteStep, which names step and layer, or SpikedStep. The parameters are
   /// then those of before the step, and no started step is left.
   StepResult finish();

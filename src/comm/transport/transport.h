@@ -66,7 +66,7 @@ class Transport {
   virtual int size() const = 0;
 
   /// Starts to send bytes. Messages from one sender with one tag (0 or more) arrive in the order in which they were
-  /// sent. The sizes of send and receive must agree. The memory must stay as it is until the request is done.
+  /// sent. The sizes of send and receive must agree. The memory must not change until the request is done.
   virtual std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) = 0;
   virtual std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) = 0;
 
