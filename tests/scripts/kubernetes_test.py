@@ -210,6 +210,9 @@ class Kubernetes(unittest.TestCase):
             too_few = self.launch(folder, "w1")
             self.assertEqual(too_few.returncode, 1)
             self.assertIn("1 of 2 workers answer", too_few.stdout)
+            no_workers = self.launch(folder, "w1", HOSTS=os.path.join(folder, "nothing"))
+            self.assertEqual(no_workers.returncode, 2)
+            self.assertIn("names 0 workers, and the run needs 2", no_workers.stdout)
 
     def test_a_launcher_that_waits_ends_when_it_is_told(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -301,6 +304,26 @@ class Kubernetes(unittest.TestCase):
             told = run(program, *rule["args"], "--folder", folder, env={})
             self.assertEqual(told.returncode, 2, told.stdout)  # unknown, because there is no daemon
             self.assertLessEqual(len(told.stdout.strip()), configuration["pluginConfig"]["max_output_length"])
+
+    def test_the_program_is_copied_into_no_folder_of_others(self):
+        with tempfile.TemporaryDirectory() as folder:
+            def copy(name):
+                return run(os.path.join(RECIPES, "copy_program.sh"), os.path.join(folder, name),
+                           env={**os.environ, "PATH": f"{os.path.dirname(TESSERA)}:{os.environ['PATH']}"})
+
+            for name in ("other", "our copy"):
+                os.mkdir(os.path.join(folder, name))
+            with open(os.path.join(folder, "other", "thesis.txt"), "w") as file:
+                file.write("kept")
+            self.assertEqual(copy("other").returncode, 2)
+            self.assertEqual(os.listdir(os.path.join(folder, "other")), ["thesis.txt"])
+            self.assertEqual(copy("our copy/").returncode, 0)
+            with open(os.path.join(folder, "our copy", "tessera_health.sh"), "w") as file:
+                file.write("beside the program")
+            self.assertEqual(copy("our copy").returncode, 0)
+            left = os.listdir(os.path.join(folder, "our copy"))
+            self.assertIn("tessera_health.sh", left)
+            self.assertEqual([name for name in left if name.startswith(".")], [])
 
     def test_values_for_soperator_are_those_of_slurm_conf(self):
         with open(os.path.join(RECIPES, "soperator.yaml")) as file:
