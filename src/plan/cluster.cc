@@ -159,20 +159,6 @@ void Cluster::scale_rates(double flop, double bytes) {
   }
 }
 
-void Cluster::speed_up(double factor, bool products_and_attention) {
-  const auto is_meant = [&](std::string_view one) { return is_product_or_attention(one) == products_and_attention; };
-  for (OperatorRule& rule : rules) {
-    if (!std::ranges::all_of(rule.operators, is_meant)) continue;
-    rule.flop_per_second *= factor;
-    rule.bytes_per_second *= factor;
-    rule.seconds_per_call /= factor;
-  }
-  for (auto& [of_class, rate] : calibration.operators) {
-    if (!is_meant(of_class.substr(0, of_class.find(' ')))) continue;
-    for (double& seconds : rate.seconds_per) seconds /= factor;
-  }
-}
-
 OperatorTime Cluster::time_of(const RecordedOperator& call) const {
   OperatorTime time = own_time_of(call);
   time.seconds *= engine.factor_of(call.name, call.pass);
@@ -201,6 +187,12 @@ double Cluster::copy_seconds(double bytes, const std::string& pass) const {
 }
 
 OperatorTime Cluster::own_time_of(const RecordedOperator& call) const {
+  OperatorTime time = measured_time_of(call);
+  time.seconds /= is_product_or_attention(call.name) ? products_speedup : others_speedup;
+  return time;
+}
+
+OperatorTime Cluster::measured_time_of(const RecordedOperator& call) const {
   const auto rule = std::ranges::find_if(rules, [&](const OperatorRule& one) { return one.is_for(call); });
   if (rule != rules.end()) return {.seconds = rule->seconds(call), .error = kUnmeasuredError};
   if (rules.empty()) return calibration.time_of(call);

@@ -63,18 +63,20 @@ struct Cluster {
   double straggler = 0.0;              // σ: the relative standard deviation of GPUs' speeds
   std::vector<OperatorRule> rules;     // the first that fits counts
   Calibration calibration;             // for operators that no rule is for; may be empty
-  OtherEngine engine;                  // whose steps are executed
+  // How many times as fast products and attention are, and all other operators, as a search asks what would be gained.
+  double products_speedup = 1.0, others_speedup = 1.0;
+  OtherEngine engine;  // whose steps are executed
   std::filesystem::path path;
 
   /// Makes the rates of all operators so many times as high.
   void scale_rates(double flop, double bytes);
-  /// Makes products and attention so many times as fast, or all other operators.
-  void speed_up(double factor, bool products_and_attention);
   /// Returns the time of a call on this cluster by its engine. Throws MissingRate, which names the operator, its class
   /// and the file, if neither a rule nor the calibration has a rate for the call.
   OperatorTime time_of(const RecordedOperator& call) const;
   /// Returns what the operator itself takes, without the engine's factors and bytes.
   OperatorTime own_time_of(const RecordedOperator& call) const;
+  /// Returns the same without speedups.
+  OperatorTime measured_time_of(const RecordedOperator& call) const;
   /// Returns the seconds of a copy that reads and writes so many bytes in all, in bfloat16.
   double copy_seconds(double bytes, const std::string& pass) const;
   /// Returns the bytes per second of a link within a domain, in transfers of that kind.
