@@ -73,7 +73,7 @@ class SlurmAllocation : public ::testing::Test {
     setenv("SLURM_JOB_NODELIST", "n1", 1);
     setenv("SLURM_JOB_ID", "7", 1);
   }
-  ~SlurmAllocation() override {
+  void TearDown() override {
     for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_JOB_ID"}) unsetenv(name);
     setenv("PATH", path_.c_str(), 1);
   }
