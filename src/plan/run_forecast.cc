@@ -125,6 +125,15 @@ class RankForecasts {
   const Model& whole_model() const { return planned_.front()->step.whole_model(); }
   std::vector<RankForecast> result() && { return std::move(ranks_); }
 
+  /// Returns how many times as long products and attention of rank `pp` take because they leave SMs to its links.
+  double slowed_by_links(std::size_t pp) const {
+    const int of_links = pipeline_.num_links(pp) * cuda::GpuGroup::kSmsOfLink;
+    if (cluster_.num_sms == 0) return 1.0;  // a CPU
+    require(of_links < cluster_.num_sms, "{} has {} SMs, and the links of a pipeline need {}", cluster_.name,
+            cluster_.num_sms, of_links);
+    return static_cast<double>(cluster_.num_sms) / static_cast<double>(cluster_.num_sms - of_links);
+  }
+
  private:
   /// Holds a rank that was planned. It stands for later ones that do the same and hold no more.
   struct Planned {
@@ -156,15 +165,6 @@ class RankForecasts {
 
   double busiest_rank(const std::string& layer) const {
     return routing_.loads->busiest_rank(layer, run_.config.model.args.num_experts, run_.degrees.ep);
-  }
-
-  /// Returns how many times as long products and attention of rank `pp` take because they leave SMs to its links.
-  double slowed_by_links(std::size_t pp) const {
-    const int of_links = pipeline_.num_links(pp) * cuda::GpuGroup::kSmsOfLink;
-    if (cluster_.num_sms == 0) return 1.0;  // a CPU
-    require(of_links < cluster_.num_sms, "{} has {} SMs, and the links of a pipeline need {}", cluster_.name,
-            cluster_.num_sms, of_links);
-    return static_cast<double>(cluster_.num_sms) / static_cast<double>(cluster_.num_sms - of_links);
   }
 
   /// Folds the record of a planned rank, with the loads of rank `pp`, for which it stands.
@@ -288,6 +288,9 @@ RunForecast forecast_run(const PlannedRun& run, const Cluster& cluster, const Ro
   result.flop_per_token = flop_per_token(job.model.args, ranks.whole_model().count_parameters(), job.training.seq_len);
   result.memory = ranks.memory();
   result.schedule = ranks.schedule();
+  for (std::int64_t pp = 0; pp < run.degrees.pp; ++pp) {
+    result.slowed_by_links.push_back(ranks.slowed_by_links(static_cast<std::size_t>(pp)));
+  }
   result.step = forecast_step(std::move(ranks).result(), result.schedule);
   result.seconds = result.step.seconds * cluster.slowest_of(result.num_ranks);
   const std::int64_t data_ranks = run.degrees.dp_replicate * run.degrees.dp_shard;

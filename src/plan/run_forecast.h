@@ -27,6 +27,8 @@ struct RunForecast {
   double seconds = 0.0;         // of a step, with the wait for the slowest GPU
   double flop_per_token = 0.0;  // TorchTitan's count
   double executed_flop = 0.0;   // of a step of the slowest rank, in products and attention
+  /// How many times as long products and attention take because they leave SMs to links, by rank of the pipeline.
+  std::vector<double> slowed_by_links;
 
   double tokens_per_second_per_gpu() const { return tokens / seconds / static_cast<double>(num_ranks); }
 };

@@ -224,7 +224,8 @@ TEST(RunForecast, ProductsLeaveSmsToLinks) {
       {.operators = {"gemm", "linear_*", "grouped_linear_*", "mla_attention_*"}, .type = {}, .seconds_per_call = 1.0},
       {.operators = {"*"}, .type = {}}};
   others.rules = {{.operators = {"rmsnorm_*"}, .type = {}, .seconds_per_call = 1.0}, {.operators = {"*"}, .type = {}}};
-  const auto passes_of = [](Cluster cluster, const char* schedule, int num_sms) {
+  std::vector<double> slowed;  // RunForecast::slowed_by_links of the last forecast
+  const auto passes_of = [&slowed](Cluster cluster, const char* schedule, int num_sms) {
     cluster.num_sms = num_sms;
     std::vector<double> passes;
     const Layout layout{"pp4",
@@ -233,9 +234,11 @@ TEST(RunForecast, ProductsLeaveSmsToLinks) {
                         {std::string("--parallelism.pipeline_parallel_schedule=") + schedule, "--model.args.n_layers=8",
                          "--training.local_batch_size=8", "--parallelism.pipeline_parallel_degree=4",
                          "--parallelism.pipeline_parallel_microbatch_size=1"}};
-    for (const RankForecast& rank : forecast(layout, cluster).step.ranks) {
+    const RunForecast found = forecast(layout, cluster);
+    for (const RankForecast& rank : found.step.ranks) {
       passes.push_back(rank.seconds_of("forward") + rank.seconds_of("backward"));
     }
+    slowed = found.slowed_by_links;
     return passes;
   };
   // Ranks are a row in a V, and a ring in interleaved stages.
@@ -247,6 +250,7 @@ TEST(RunForecast, ProductsLeaveSmsToLinks) {
     for (std::size_t pp = 0; pp < 4; ++pp) {
       EXPECT_GT(without[pp], 0.0);
       EXPECT_NEAR(with[pp], without[pp] * 100.0 / (100.0 - of_ranks[pp]), 1e-12 * with[pp]) << schedule << " " << pp;
+      EXPECT_NEAR(slowed.at(pp), 100.0 / (100.0 - of_ranks[pp]), 1e-12) << schedule << " " << pp;
     }
     EXPECT_EQ(passes_of(others, schedule.c_str(), 100), passes_of(others, schedule.c_str(), 0));
   }

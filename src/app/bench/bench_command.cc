@@ -86,9 +86,14 @@ Compared compare(const Rates& rates, const JobConfig& config, const Mesh& mesh, 
     return {forecast_on_cpu(config, mesh.degrees, *rates.calibration).seconds,
             compare_operators(timed.operators, predict), 0.0};
   }
-  const auto predict = [&](const RecordedOperator& call) { return rates.cluster->time_of(call); };
-  return {forecast_run({config, Device::kCuda, mesh.degrees}, *rates.cluster, rates.routing).seconds,
-          compare_operators(timed.operators, predict), timed.other_seconds};
+  const RunForecast forecast = forecast_run({config, Device::kCuda, mesh.degrees}, *rates.cluster, rates.routing);
+  const auto predict = [&](const RecordedOperator& call) {
+    OperatorTime time = rates.cluster->time_of(call);
+    const auto pp = static_cast<std::size_t>(mesh.place.pp);
+    if (is_product_or_attention(call.name)) time.seconds *= forecast.slowed_by_links[pp];
+    return time;
+  };
+  return {forecast.seconds, compare_operators(timed.operators, predict), timed.other_seconds};
 }
 
 /// Prints predicted and measured times in milliseconds, with a line per group of operators.
