@@ -38,7 +38,8 @@ void write_fully(int descriptor, std::span<const std::byte> bytes, std::uint64_t
 
 /// Opens a regular file for reading and reads its size. The caller closes the descriptor.
 int open_regular_file(const std::filesystem::path& path, std::uint64_t& size) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe without a writer would block. O_NONBLOCK changes nothing for regular files.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) fail_system("open", path);
   struct stat status {};
   const int reason = ::fstat(descriptor, &status) == 0 ? 0 : errno;

@@ -257,6 +257,9 @@ TEST(MappedFile, WhatCannotBeMapped) {
   const TemporaryFolder scratch;
   expect_error([&] { MappedFile file(scratch / "missing"); }, {"missing", "No such file"});
   expect_error([&] { MappedFile file(scratch.path()); }, {"not a regular file"});
+  const std::filesystem::path pipe = scratch / "pipe";  // without a writer
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  expect_error([&] { MappedFile file(pipe); }, {pipe.string(), "not a regular file"});
   EXPECT_TRUE(MappedFile(data::write_file(scratch / "empty", "")).bytes().empty());
 }
 
