@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -45,7 +46,7 @@ ForecastEvent::Lane lane_of(const RecordedOperator& call) {
 /// Returns the stream of a collective's group. Groups of a stream run one operation at a time (comm/gpu_group.h).
 std::string_view stream_of(std::string_view axis) {
   if (axis == "tp" || axis == "cp" || axis == "cp_tp") return "activations";
-  return axis == "ep" || axis.starts_with("ep_within") || axis.starts_with("ep_across") ? "experts" : "weights";
+  return axis == "ep" || axis == "ep_within" || axis == "ep_across" ? "experts" : "weights";
 }
 
 /// Adds up the times of one rank's step.
@@ -57,8 +58,9 @@ class RankFold {
         gathers_once_(gathers_once),
         times_(times) {
     for (const RecordedOperator& call : record.operators()) add(call);
-    if (micro_batches > 1 && times.overlaps_micro_batches) least_part_of_calls_ = times.dispatch_overlap_cost;
-    least_part_of_calls_ = std::max(least_part_of_calls_, part_of_calls_without_operators());
+    if (micro_batches > 1 && times.overlaps_micro_batches) {
+      added_part_of_calls_ = std::max(times.dispatch_overlap_cost, part_of_calls_without_operators());
+    }
     for (const RecordedTransfer& transfer : record.transfers()) {
       if (transfer.kind != "receive") add(transfer);
     }
@@ -182,7 +184,7 @@ class RankFold {
       const double beside = seconds_beside(transfer) - used;
       if (beside > 0.0) added = std::max(seconds - beside, times_.dispatch_overlap_cost * seconds);
       used += std::clamp(beside, 0.0, seconds);
-      if (times_.overlaps_micro_batches && micro_batches_ > 1.0) added = least_part_of_calls_ * seconds;
+      if (added_part_of_calls_) added = *added_part_of_calls_ * seconds;
     } else if (transfer.end > transfer.begin) {
       double& free = stream_is_free_[stream_of(transfer.axis)];
       const double begin = std::max(begin_[transfer.begin], free);
@@ -252,7 +254,8 @@ class RankFold {
   /// The time, as in begin_, from which a stream has nothing to do. A transfer that the operators wait for is done
   /// then.
   std::map<std::string_view, double> stream_is_free_;
-  double least_part_of_calls_ = 0.0;  // of a dispatcher's call beside another micro-batch, the part that it adds
+  /// The part of a dispatcher's calls that they add if they run beside another micro-batch; not set: they do not.
+  std::optional<double> added_part_of_calls_;
   double num_calls_ = 0.0;
   std::map<std::string, double> calls_of_pass_;
   std::vector<Stall> stalls_;
