@@ -291,6 +291,17 @@ class DiskProbe : public Probe {
   CounterRates rates_;
 };
 
+/// Returns the word after a key at the beginning of a line, as files of /proc have them, or "" if there is none.
+std::string word_behind(std::string_view key, const std::string& text) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string first, word;
+    if (words >> first >> word && first == key) return word;
+  }
+  return "";
+}
+
 class MemoryProbe : public Probe {
  public:
   MemoryProbe(Sysroot sysroot, const NodeLimits& limits) : sysroot_(std::move(sysroot)), limits_(limits) {}
@@ -352,16 +363,11 @@ class MemoryProbe : public Probe {
   }
 
  private:
-  /// Returns the number after `word` at the beginning of a line, or 0 if there is none.
-  static double number_behind(const std::string& word, const std::string& text) {
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      std::string first;
-      double value = 0.0;
-      if (words >> first >> value && first == word) return value;
-    }
-    return 0.0;
+  /// Returns the number behind a key, or 0 if there is none.
+  static double number_behind(std::string_view key, const std::string& text) {
+    double value = 0.0;
+    std::istringstream(word_behind(key, text)) >> value;
+    return value;
   }
 
   Sysroot sysroot_;
@@ -402,33 +408,22 @@ class LeftoverProbe : public Probe {
     }
   }
 
-  /// Returns the word behind a key in a process's status, or "" if there is none.
-  static std::string value_of(std::string_view key, const std::string& status) {
-    std::istringstream lines(status);
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      std::string first, value;
-      if (words >> first >> value && first == key) return value;
-    }
-    return "";
-  }
-
   /// Returns this process and those that started it, such as the shell of a person who checks the node.
   std::set<std::string> own_processes() const {
     std::set<std::string> pids;
     std::string pid = "self";
-    for (std::string status; pid != "0"; pid = value_of("PPid:", status)) {
+    for (std::string status; pid != "0"; pid = word_behind("PPid:", status)) {
       status = sysroot_.text("/proc/" + pid + "/status").value_or("");
-      if (status.empty() || !pids.insert(value_of("Pid:", status)).second) break;
+      if (status.empty() || !pids.insert(word_behind("Pid:", status)).second) break;
     }
     return pids;
   }
 
   void look_at_process(const std::string& pid, std::vector<Finding>& findings) {
     const std::string status = sysroot_.text("/proc/" + pid + "/status").value_or("");
-    const std::string command = value_of("Name:", status), state = value_of("State:", status);
+    const std::string command = word_behind("Name:", status), state = word_behind("State:", status);
     std::int64_t user = 0;
-    std::istringstream(value_of("Uid:", status)) >> user;
+    std::istringstream(word_behind("Uid:", status)) >> user;
     constexpr std::array<std::string_view, 5> kOfSessions = {"systemd", "(sd-pam)", "sshd", "sshd-session",
                                                              "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
