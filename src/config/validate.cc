@@ -46,6 +46,17 @@ void validate_job(const JobConfig& c) {
           "job.node_folder is '{}'; expected a path that begins with '/'", c.job.node_folder);
 }
 
+void validate_model(const JobConfig& c) {
+  const ModelConfig& m = c.model.args;
+  m.validate();
+  require(m.n_expert_groups > 0 || m.n_limited_groups <= 1,
+          "model.args.n_limited_groups is {}, but n_expert_groups is 0, which makes no groups; expected both or neither",
+          m.n_limited_groups);
+  require(m.beta_slow <= m.beta_fast,
+          "model.args.beta_slow is {}; expected at most beta_fast = {}: slow frequencies make fewer turns", m.beta_slow,
+          m.beta_fast);
+}
+
 void validate_training(const JobConfig& c) {
   const std::int64_t micro_batch = c.parallelism.pipeline_parallel_microbatch_size;
   require(
@@ -153,7 +164,7 @@ void JobConfig::validate() const {
   require(model.name == "deepseek_v3", "model.name is '{}'; expected 'deepseek_v3', the only model here", model.name);
   require(optimizer.name == "AdamW", "optimizer.name is '{}'; expected 'AdamW', the only optimizer here",
           optimizer.name);
-  model.args.validate();
+  validate_model(*this);
   validate_training(*this);
   validate_optimizer(*this);
   validate_validation(*this);

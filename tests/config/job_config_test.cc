@@ -59,6 +59,9 @@ TEST(JobConfig, NumbersThatCannotWork) {
               HasSubstr("do not divide"));
   EXPECT_THAT(error_of("", {"--model.args.n_expert_groups=4", "--model.args.n_limited_groups=1"}),
               HasSubstr("hold only 2"));
+  EXPECT_THAT(error_of("", {"--model.args.n_limited_groups=2"}), HasSubstr("n_expert_groups is 0"));
+  EXPECT_THAT(error_of("", {"--model.args.beta_fast=1", "--model.args.beta_slow=32"}),
+              HasSubstr("beta_slow is 32; expected at most beta_fast = 1"));
   EXPECT_THAT(error_of("", {"--training.steps=0"}), HasSubstr("training.steps is 0"));
   // These would overflow in a product with the number of ranks.
   EXPECT_THAT(error_of("", {"--training.local_batch_size=4611686018427387904"}), HasSubstr("1 to 1000000000"));
