@@ -322,7 +322,7 @@ void check(const Names& names) {
   }
 }
 
-/// Returns how many rows cross to a rank, the own one included, and how many of them to another.
+/// Returns how many rows are sent to any rank, also to their own, and how many of these to another rank.
 std::pair<double, double> count_crossings(const Sizes& s, const Ints& ids_PtK, bool once_per_rank) {
   double all = 0, remote = 0;
   for (std::size_t slot = 0; slot < ids_PtK.size(); ++slot) {

@@ -20,12 +20,13 @@ inline constexpr DispatchBackend DispatchBackend::kLocal{"local"};
 inline constexpr DispatchBackend DispatchBackend::kStandard{"standard"};
 inline constexpr DispatchBackend DispatchBackend::kDirect{"direct"};
 
-/// Is a value of parallelism.expert_parallel_comm_backend, which stands for a backend.
+/// Holds a value of parallelism.expert_parallel_comm_backend, which stands for a backend.
 struct BackendChoice {
   std::string_view value;
   std::string_view help;  // how the backend moves tokens
 };
 
+/// kDefault sends numbers of DispatchOptions::dtype. kMxfp8 sends E4M3 elements with a scale per 32 numbers.
 enum class PayloadPrecision { kDefault, kMxfp8 };
 
 /// The default number of SMs for a call of the direct backend, found by measurement (docs/performance.md).

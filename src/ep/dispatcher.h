@@ -95,7 +95,7 @@ struct DispatchSaved {
 
 /// Shapes: y_tD and its gradients are [t, D], and rows are [R, D] with R = max_rows(t, alignment). All have the
 /// options' type. Rows at and beyond the last offset are not read, and are not defined in any form. Callers give what
-/// is sent as `plain`. Where its payload is MXFP8 they may give it as `rows` alone, which are sent as they are.
+/// is sent as `plain`. Where its payload is MXFP8 they may give it as `rows` alone, which are sent unchanged.
 ///
 /// Every call throws RankFailure if another rank has died or does not come within the group's timeout. Calls that do
 /// not wait for the GPU do not throw it. check() does instead.
@@ -132,6 +132,7 @@ class Dispatcher {
   /// Throws if a GPU's calls up to now have found that a rank did not come. Calls do nothing after that.
   virtual void check() {}
 
+  /// Returns R, the number of rows that a rank has room for in a round.
   std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
   /// Returns the number of those rows that a balanced load uses, with half an alignment of padding per expert.
   double expected_rows(std::int64_t num_tokens, std::int64_t alignment) const;

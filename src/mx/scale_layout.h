@@ -1,6 +1,6 @@
 // The order in which Blackwell's tensor cores (tcgen05.mma with block scaling) and cuBLASLt (VEC32_UE8M0) read the
 // scales of an MXFP8 matrix. The scales form tiles of 128 rows × 4 scales, 512 bytes each, row-major. Within a tile the
-// scales of rows r, r + 32, r + 64 and r + 96 lie together.
+// scales of rows r, r + 32, r + 64 and r + 96 lie together. docs/mxfp8.md has the formula and its sources.
 #pragma once
 
 #include <cstdint>

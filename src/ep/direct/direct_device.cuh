@@ -166,6 +166,7 @@ __device__ inline bool get_ready(const CallArgs& call, const WorkSplit& split, b
     bool goes_on = !__any_sync(kAllLanes, has_failed(call));
     if (needed && goes_on) {
       if (blockIdx.x == 0) {
+        // This orders the counts that the block has stored before the flags.
         __threadfence_system();
         signal(call, Flag::kReady, split.epoch);
       }

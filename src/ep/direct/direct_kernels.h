@@ -75,7 +75,7 @@ struct RowPart {
   std::int64_t row_bytes;
   Copied copied;
 };
-inline constexpr int kMaxLanesBytes = 32 * 16;  // of a warp
+inline constexpr int kMaxLanesBytes = 32 * 16;  // the longest row that a warp copies by lanes
 
 /// Holds the arguments of the calls that store rows: dispatch, dispatch_again and combine_backward.
 struct RowsArgs {

@@ -281,7 +281,7 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const W
   int group = split.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
     if (!await(call, Flag::kStored, split.epoch, chunk)) break;
-    // This fence comes before the copies of the awaited rows.
+    // Generic loads have acquired the flags. This orders the bulk copies of the awaited rows after them.
     ptx::fence_proxy_async();
     const int first = chunk * split.tokens_per_chunk, count = split.end_of(call, chunk) - first;
     const int groups = (max(count, 0) + at_once - 1) / at_once * call.num_ranks;

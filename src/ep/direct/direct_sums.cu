@@ -144,7 +144,7 @@ __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const W
   int t = split.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
     if (!await(call, Flag::kStored, split.epoch, chunk)) return;
-    // This fence comes before the copies of the awaited rows.
+    // Generic loads have acquired the flags. This orders the bulk copies of the awaited rows after them.
     ptx::fence_proxy_async();
     const int end = split.end_of(call, chunk);
     Sum next = t < end ? find(t) : Sum{};

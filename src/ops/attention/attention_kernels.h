@@ -22,6 +22,7 @@ struct PlainAttention {
 
 /// Returns whether the head dims fit into the kernels' tiles.
 bool plain_attention_fits(const MlaDims& dims);
+/// Assigns the G heads of o and lse_TH.
 void plain_attention_forward(const Context& op, const PlainAttention& x);
 /// Assigns the sums of o · d_o of all H heads to delta_TH, which is float32. x may have any group of heads.
 void plain_attention_delta(const Context& op, const PlainAttention& x, const Tensor& d_o, const Tensor& delta_TH);

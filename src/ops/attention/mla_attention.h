@@ -6,8 +6,8 @@
 // recomputes the blocks (FlashAttention-2, arXiv 2307.08691).
 //
 // On a GPU, cuDNN computes bfloat16. It needs libcudnn.so.9 at the first call. Plain kernels compute the rest, above
-// all float32. They are made to be right, not to be fast. Head dims are at most 256 on a GPU. If the runtime is set to
-// be deterministic, the backward gives the same bits every time.
+// all float32. They are made to be right, not to be fast. A GPU takes head dims up to 256, and otherwise throws Error.
+// If the runtime is set to be deterministic, the backward gives the same bits every time.
 #pragma once
 
 #include <span>
@@ -38,13 +38,14 @@ struct MlaDims {
   std::int64_t queries_per_seq() const;
 };
 
-/// Holds the operands for T queries and K = num_seqs · seq_len keys. Both are ordered sequence by sequence.
+/// Holds the operands for T queries and K = num_seqs · seq_len keys. Both are ordered sequence by sequence. q, kv and
+/// k_rope have one type, float32 or bfloat16.
 struct MlaOperands {
   Tensor q;       // [T, H · (nope + rope)], per head nope then rope, rotated
   Tensor kv;      // [K, H · (nope + v)], per head k_nope then v
   Tensor k_rope;  // [K, rope], rotated
   /// int32: index, within its sequence, of the first token that the query may attend to. It is at most the query's own,
-  /// and does not fall within a sequence.
+  /// and never decreases from one query to the next of a sequence.
   Tensor doc_start_T;
 };
 

@@ -4,6 +4,8 @@
 //
 //   q_nope · (W_k c) + q_rope · k_rope = (W_kᵀ q_nope) · c + q_rope · k_rope,
 //   sum of p · (W_v c) = W_v (sum of p · c)
+//
+// On a GPU, prepare_mla_decode and mla_decode take C + R up to 1024, and otherwise throw Error.
 #pragma once
 
 #include "ops/runtime/context.h"

@@ -137,6 +137,8 @@ __device__ inline void score(const Args& args, const Shared& shared, const __nv_
       tile + (first_position + lane / 16 * 8 + lane % 8) * pitch + lane / 8 % 2 * 8 + quarter * length;
   float sums[2][4] = {};
   for (int first = 0; first < length; first += kAtOnce * 16) {
+    // The matrices of 8 × 8 of a step: a has heads 0-7 and 8-15 at k, then both at k + 8. b has positions 0-7 at k and
+    // at k + 8, then positions 8-15.
     std::uint32_t a[kAtOnce][4], b[kAtOnce][4];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {

@@ -15,6 +15,7 @@ enum class RopeDirection { kForward, kBackward };
 ///   another tensor, head_dim must equal rope_dim.
 /// - cos_PM and sin_PM: [positions, rope_dim / 2], float32.
 /// - positions_T: int32.
+/// A CPU takes a rope_dim of up to 1024, and otherwise throws Error.
 void rope(const Context& context, const Tensor& x_TN, std::int64_t num_heads, std::int64_t rope_dim,
           const Tensor& positions_T, const Tensor& cos_PM, const Tensor& sin_PM, RopeDirection direction,
           const Tensor& y_TN);

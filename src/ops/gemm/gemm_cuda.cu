@@ -125,7 +125,7 @@ void gemm_in_parts(Context op, const Tensor& a, bool transpose_a, const Tensor& 
     split_kernel<<<grid_for(op, a.num_elements(), kThreads), kThreads, 0, stream_of(op)>>>(
         numbers<const float>(a), a.dim(0), a.dim(1), a.stride(), numbers<__nv_bfloat16>(parts));
   }
-  // One contraction is three times as long.
+  // The parts lie side by side along the contraction. So one product that is three times as long also adds them up.
   if (!transpose_a) {
     const Tensor copies = op.arena->allocate(
         transpose_b ? Shape{b.dim(0), kParts * b.dim(1)} : Shape{kParts * b.dim(0), b.dim(1)}, DType::kBFloat16);

@@ -33,7 +33,8 @@ void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx:
                   Write write = Write::kAccumulate);
 
 // Rows [offsets[e], offsets[e + 1]) belong to expert e. For the weight gradient, all offsets must be multiples of the
-// format's block. So groups are padded with rows of zeros.
+// format's block. So groups are padded with rows of zeros. For other offsets a CPU throws InternalError. A GPU does not
+// check them.
 
 /// Computes y_RM = x_RN · w_eᵀ.
 void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,

@@ -31,7 +31,7 @@ void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t len
 enum class WeightForm : std::uint8_t {
   kRows,  // On a CPU, for square blocks, which serve both orientations.
   kRowsAndColumns,
-  kWide,  // On Hopper, for MXFP8 with blocks of 32. It replaces the elements.
+  kWide,  // On Hopper, for MXFP8 with blocks of 32: bfloat16 takes the place of the elements and scales.
 };
 
 /// Holds a quantized weight [N, K], or a stack [E, N, K] of them. Parts that its form does not have are undefined.

@@ -10,7 +10,7 @@ inline constexpr std::int32_t kIgnoredLabel = -100;
 
 // The vocabulary may be sharded among ranks. Then a rank's logits_TV belong to the entries [first_id, first_id + V).
 // Each rank computes its own sums, and the sums of all ranks give the loss and the gradient. Logits are float32 or
-// bfloat16. Sums, losses and everything in between are float32.
+// bfloat16. Labels are int32. Sums, losses and everything in between are float32.
 
 /// Assigns three sums to sums_T3 for every row of logits: its maximum m, its sum of exp(logit - m), and the label's
 /// logit. The last one is 0 if another rank has the label. Rows with kIgnoredLabel do not change. Their sums are 0.

@@ -217,7 +217,7 @@ __device__ void write_weight_sums(const float (&d_w)[kParts][kCount], float* sum
 template <typename T, int kCount, int kParts>
 __global__ void __launch_bounds__(kMaxRowThreads) backward_kernel(const BackwardArgs<T> args) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ float slots[2][kMaxRowThreads / kWarp];
+  __shared__ float slots[2][kMaxRowThreads / kWarp];  // rows use them by turns, so one barrier per row is enough
   const int num_threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
   // Holds the threads' d_y, x and old d_x of two rows, part by part, so that the numbers of a warp are neighbours.
   auto* of_thread = reinterpret_cast<Lanes<T, kCount>*>(shared) + thread;

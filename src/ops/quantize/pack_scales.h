@@ -43,6 +43,7 @@ struct PackScales {
   }
 };
 
+/// Packs the scales on `stream`. Throws InternalError if groups without offsets cannot have one size.
 void pack_scales(const PackScales& args, cudaStream_t stream);
 
 /// Packs word `word` of row `row`, if it belongs to a group. One thread executes it. `packed` must be 0 before.

@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kErrorBlocks = 1024;
 
-/// Produces the numbers of x as they are. x is a matrix or a stack of matrices.
+/// Produces the numbers of x unchanged. x is a matrix or a stack of matrices.
 template <typename T>
 struct Plain {
   using Number = T;

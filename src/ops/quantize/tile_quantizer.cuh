@@ -328,6 +328,7 @@ __device__ void widen_amax(const TileOutputs<T>& out, bool along_columns, int li
   const mx::Format& format = to.format;
   std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
   if (is_wide_square(out.rows) || is_wide_square(out.columns)) {
+    // Warps 0 to 3 have the lines of rows, and warps 4 to 7 those of columns.
     const int warp = Team::thread() / kWarp, first = warp / 4 * 4;
     const std::uint32_t of_warp = __reduce_max_sync(~0u, largest);
     if (Team::thread() % kWarp == 0) scales.of_warp[warp] = of_warp;
@@ -350,6 +351,7 @@ __device__ void widen_amax(const TileOutputs<T>& out, bool along_columns, int li
     }
     for (std::uint32_t& each : amax) each = largest;
   } else if (format.across > 1) {
+    // A warp has the 32 lines of each square.
     for (std::uint32_t& each : amax) each = __reduce_max_sync(~0u, each);
   }
 }
@@ -418,9 +420,9 @@ __device__ inline void write_scales(std::uint32_t found, int line, const TileOut
   }
 }
 
-/// Returns the position of byte `number`, a multiple of 8, of line `line` in the staged bytes of a tile. Threads have
-/// no bank conflicts if they write 8 bytes each of 8 neighbouring lines or of one line. The same holds if they read 16
-/// bytes each of one line.
+/// Returns the position of byte `number`, a multiple of 8, of line `line` in the staged bytes of a tile. 16 lanes write
+/// 8 bytes each. They have no bank conflicts if they write 64 bytes of each of two lines that lie 8 apart, or 16 bytes
+/// of each of 8 such lines. 8 lanes that read 16 bytes each of one line have none either.
 __device__ inline int staged(int line, int number) {
   const unsigned group = static_cast<unsigned>(line) / kPatch;
   return line * kSide + (number ^ ((group & 1) << 6 | (group & 6) << 3));
@@ -574,6 +576,7 @@ constexpr std::size_t tile_bytes() {
 
 template <typename Producer, bool kQuantizes>
 constexpr int tile_blocks_per_sm() {
+  // An SM of Hopper has 228 KiB, of which each block takes 1 KiB for the system.
   constexpr std::size_t kShared = std::size_t{220} << 10, kMost = Producer::kBlocksPerSm;
   constexpr std::size_t kOfBlock = tile_bytes<Producer, kQuantizes>() + kTeamsOf<Producer> * sizeof(TileScales);
   return static_cast<int>(std::min(kMost, kShared / kOfBlock));
@@ -667,6 +670,7 @@ __global__ void __launch_bounds__(kTeamsOf<Producer>* kTeamThreads, (tile_blocks
       ptx::mbarrier_init(&scales[threadIdx.x / 2].received[threadIdx.x % 2], 1);
       ptx::fence_mbarrier_init();
     }
+    // Blocks send to each other only after cluster_wait(), when all barriers are initialized.
     ptx::cluster_arrive();
   }
   // A cluster may have blocks beyond the matrix.

@@ -26,7 +26,8 @@ inline std::int64_t max_rows(std::int64_t num_slots, std::int64_t num_experts, s
 ///   multiples of `alignment`.
 /// - Assigns to slot_of_row_R (int32): the slot of a row, or -1 for a row without a slot.
 /// - Assigns to row_of_slot_TK (int32), the inverse: the row of a slot, or -1 for a slot without an expert.
-/// A CPU throws InternalError if counts and ids differ. A GPU does not check this. It takes up to 1024 experts.
+/// A CPU throws InternalError if counts and ids differ. A GPU does not check this. It takes up to 1024 experts, and
+/// otherwise throws InternalError.
 void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK);
 

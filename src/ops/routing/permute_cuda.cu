@@ -147,7 +147,8 @@ template <typename T>
 struct Gather {
   using Number = T;
   static constexpr int kInFlight = 8, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
-  // Whole words. Otherwise the compiler takes each number of a row apart, because a row without a token is 0.
+  // It consists of whole words. From single numbers, the compiler would make an instruction for each, because a row
+  // without a token is 0.
   template <int kCount>
   struct Input {
     using Word = std::conditional_t<kCount == 1, T, uint4>;
@@ -345,6 +346,7 @@ void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_ro
   const auto* slots = numbers<const std::int32_t>(slot_of_row_R);
   if (y_RD.quantized()) {
     constexpr std::int64_t kOne = std::int64_t{1} << 32;
+    // Below this bound, the product with `inverse` gives the exact quotient of every slot.
     TESSERA_CHECK(x_TD.dim(0) * top_k * top_k < kOne, "{} tokens, {} each", x_TD.dim(0), top_k);
     for_float_type(x_TD.dtype(), [&]<typename T>(T) {
       run_tiles<Gather<T>>(op,

@@ -13,7 +13,7 @@
 //   P_i = mean over tokens of s_i / sum(s).
 // The gradient treats f as a constant.
 //
-// A GPU takes up to 512 experts, 32 choices and 32 groups.
+// A GPU takes up to 512 experts, 32 choices and 32 groups, and otherwise throws Error.
 #pragma once
 
 #include "ops/routing/score_function.h"

@@ -212,8 +212,8 @@ bool AttentionLibrary::supports(const AttentionShape& shape) {
 std::size_t AttentionLibrary::estimated_workspace_bytes(const AttentionShape& shape, bool backward) {
   constexpr std::size_t kSmall = std::size_t{16} << 20;
   if (!backward) return kSmall;
-  // Sums of d_q and of o · d_o are in float32. Tiles have at most 128 tokens. With documents, the sums lie as in the
-  // token's heads, of which this may be a group.
+  // Sums of d_q and of o · d_o are in float32. Tiles have at most 128 tokens. With documents there are sums for all
+  // heads of a token, also if only a group of them is computed.
   const auto per_head = static_cast<std::size_t>(shape.num_seqs * shape.num_heads), tile = std::size_t{128};
   const auto summed =
       static_cast<std::size_t>(shape.num_seqs * (shape.max_documents > 0 ? shape.token_heads : shape.num_heads));

@@ -37,7 +37,7 @@ inline constexpr bool kHasCuda = true;
 inline constexpr bool kHasCuda = false;
 #endif
 
-/// Calls see(tensor) for every tensor of an operand, which is a tensor, a pair or struct of tensors, or an option.
+/// Calls see(tensor) for every tensor of an operand: a tensor, a pair or struct of tensors, or an option without any.
 template <typename Operand, typename See>
 void for_each_tensor(const Operand& x, const See& see) {
   const auto all = [&](const auto&... parts) { (for_each_tensor(parts, see), ...); };
@@ -91,6 +91,7 @@ class RecordedCall {
     if constexpr (std::is_same_v<Operand, Write>) {
       call.accumulates |= x == Write::kAccumulate;
     } else if constexpr (std::is_same_v<Operand, bool>) {
+      // A product's flag comes after its operand: transpose_a after the first tensor, transpose_b after the second.
       (call.operands.size() == 1 ? call.transposes_a : call.transposes_b) = x;
     } else if constexpr (requires { x.queries_per_seq(); }) {
       call.sequence = x.seq_len;

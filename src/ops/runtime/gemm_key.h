@@ -33,7 +33,7 @@ struct GemmKey {
   GemmBatch batch;
   bool transpose_a, transpose_b, accumulate;
   DType dtype, dtype_c;
-  /// Numbers of bytes that divide the operands' addresses. 0 is for a library that does not ask for them.
+  /// Powers of two that divide the operands' addresses, in bytes. blas_gemm (ops/runtime/blas_gemm.h) sets them.
   unsigned alignment_a = 0, alignment_b = 0, alignment_c = 0;
   bool operator==(const GemmKey&) const = default;
 };

@@ -1,5 +1,5 @@
 // CUTLASS's kernel for groups and its set-up, which the products of ops/gemm/sm100/sm100_block_scaled.h share. Each
-// product has a separate source file, because the compiler needs 4 GiB for one.
+// product has a separate source file, because the compiler needs up to 5 GiB for each.
 #pragma once
 
 #include <cutlass/detail/sm100_blockscaled_layout.hpp>

@@ -44,6 +44,7 @@ CUtensorMap gradient_map(float* data, int experts, int rows, int columns) {
   TensorMapSpec spec = matrix(nullptr, experts, rows, columns);
   spec.data = data;
   spec.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  // matrix() counts 2 bytes per number.
   for (std::uint64_t& stride : spec.strides_bytes) stride *= 2;
   spec.box[0] = spec.box[1] = sm90::kGradientBox;
   return make_tensor_map(spec);

@@ -38,8 +38,8 @@ inline constexpr int kOutputBox = 64;     // bfloat16: rows and columns
 inline constexpr int kGradientBox = 32;   // float32: rows and columns
 inline constexpr int kSwizzledRow = 128;  // bytes
 
-/// Defines how a product divides the 227 KiB of shared memory. Float32 results have four times as many bytes per step
-/// of an average sum. They get more room, so that they drain while the next tile is multiplied.
+/// Defines how a product divides the 227 KiB of shared memory. Float32 results have twice the bytes of bfloat16 ones.
+/// They get more room, so that they drain while the next tile is multiplied.
 template <Product kProduct>
 struct Sizes {
   static constexpr bool kWgrad = kProduct == Product::kWgrad;
@@ -80,6 +80,7 @@ struct Kernel : Sizes<kProduct> {
   using S::kStepK, S::kWgrad;
   using Shared = sm90::Shared<kProduct>;
   using Stage = typename Shared::Stage;
+  // The majors of A and of B in the form that is not transposed.
   static constexpr ptx::Major kRowMajor = kWgrad ? ptx::Major::kMN : ptx::Major::kK;
   static constexpr ptx::Major kOtherMajor = kProduct == Product::kForward ? ptx::Major::kK : ptx::Major::kMN;
   static constexpr ptx::Major kMajorA = kTransposed ? kOtherMajor : kRowMajor;
@@ -282,6 +283,7 @@ struct Kernel : Sizes<kProduct> {
     constexpr int kRoundB = kWgrad ? kGradientBox : kOutputBox;
     const int a = work.a + warpgroup * (kTileA / kConsumers), b = work.b + kRound * kRoundB;
     const OutputBlock to = kTransposed ? OutputBlock{b, a} : OutputBlock{a, b};
+    // Buffers are used in turn, so all stores but the last kRoundBuffers - 1 must have been read.
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<kRoundBuffers - 1>();
     ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
     if constexpr (kWgrad) {
@@ -348,12 +350,14 @@ struct Kernel : Sizes<kProduct> {
         const bool writer = threadIdx.x % kWarpgroup == 0;
         if (!work.is_last_part && writer) {
           turn.await(work);
+          // This orders TMA's additions after the acquire.
           ptx::fence_proxy_async();
         }
         write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], next_round, warpgroup,
               work, p);
         if (!work.is_first_part && writer) {
           ptx::tma_store_wait<0>();
+          // TMA's writes are complete. This orders them before the release.
           ptx::fence_proxy_async();
           turn.pass(work);
         }

@@ -372,7 +372,7 @@ struct Kernel {
 #pragma unroll
     for (int wave = 0; wave < kWaves; ++wave) {
       const int i = wave_i(wave, warpgroup), j = wave_j(wave);
-      // Otherwise the other warpgroup has the tensor cores to itself.
+      // A wave without data is skipped. The other warpgroup then has the tensor cores to itself.
       if (i < rows && j < columns) {
         float scale[2] = {scales_i[i + row], scales_i[i + row + 8]};
         if constexpr (kWgrad && kSquare) {
@@ -407,6 +407,7 @@ struct Kernel {
           add(d[wave], sum, scale);
         }
       } else if (kSteps == 2 && wave == 0) {
+        // Without this wait, a warp could release a buffer twice in one phase.
         shared.ring.wait_full(at);
       }
     }

@@ -39,7 +39,7 @@ struct Ring {
   __device__ static Position begin_consumer() { return {}; }
 
   /// Makes the barriers. One thread executes it. A buffer is full after `num_producers` arrivals and what they
-  /// announce.
+  /// announce. The partner's copy may come before the arrival that announces it. The phase cannot end before it.
   __device__ void init(int num_producers) {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&full[i], num_producers);

@@ -18,7 +18,8 @@
 namespace tessera::cuda::sm90 {
 
 /// Widens two e4m3 numbers, bytes kFirst and kFirst + 1 of `bytes`, to bfloat16 and multiplies them by their scale. If
-/// their bits are shifted to the place of a bfloat16, they represent the numbers times 2^-120.
+/// their bits are shifted to the place of a bfloat16, they represent the numbers times 2^-120. The NaN of e4m3 becomes
+/// 480 here, but then the scale of its block is NaN, too.
 template <int kFirst>
 __device__ std::uint32_t widen(std::uint32_t bytes, std::uint32_t scale) {
   constexpr std::uint32_t kUp = 0x7b807b80;  // 2^120, twice
