@@ -71,8 +71,11 @@ int compare(const CompareOptions& options) {
   std::vector<SideSpec> specs = parse_sides(options.sides);
   const fs::path runs =
       options.runs.empty() ? html.parent_path() / (html.stem().string() + "-runs") : fs::path(options.runs);
-  const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, count_stop_signals());
-  handle_stop_signals(SIG_DFL);
+  static const volatile StopRequest kNone{};
+  const bool trains = std::ranges::any_of(specs, &SideSpec::is_started);
+  const int signal =
+      train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, trains ? count_stop_signals() : kNone);
+  if (trains) handle_stop_signals(SIG_DFL);
   if (signal != 0) return 128 + signal;
   Comparison comparison = compare_sides(read_sides(specs), margin);
   comparison.command = command_line(options);

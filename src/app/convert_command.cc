@@ -222,7 +222,7 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   const NewFolder folder(options.output);
   const FileLock lock(fs::path(options.output) / kRunLockName, fmt::format("the folder '{}'", options.output),
                       {.at_end = FileLock::AtEnd::kRemoveFile});
-  const std::vector<std::int64_t> steps = checkpoint_steps(options.output);
+  const std::vector<std::int64_t> steps = steps_of_folders(options.output);  // also damaged ones
   if (!steps.empty() && (steps.back() > 0 || !options.overwrite)) {
     fail("'{}' has checkpoints up to step {}; {}", options.output, steps.back(),
          steps.back() == 0 ? "--force replaces it" : "step-0 would not be the newest: choose another folder");

@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
   open_standard_files();
   // A file that outgrows a limit must cause an error with a message, like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);  // a caller may ignore it, and then children end without a status
   std::signal(SIGBUS, on_bus_error);
   tessera::init_logging();
   CLI::App app("Tessera: pre-training of DeepSeek-V3-class mixture-of-experts models", "tessera");
@@ -65,8 +66,10 @@ int main(int argc, char** argv) {
     app.parse(tessera::checked_arguments(app, {argv + 1, argv + argc}));
     std::cout.flush();
     std::fflush(stdout);
-    tessera::require(std::cout.good() && std::ferror(stdout) == 0,
-                     "the standard output cannot be written to its end: is its disk full?");
+    if (!std::cout.good() || std::ferror(stdout) != 0) {
+      throw tessera::Error("the standard output cannot be written to its end: is its disk full?",
+                           tessera::ExitStatus::kStorageFailed);
+    }
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {

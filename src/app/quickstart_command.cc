@@ -204,7 +204,8 @@ class Quickstart {
 
   /// Takes the time to train from the start that measured the steps. The runs there have been made for that time.
   void keep_seconds() {
-    const double before = timing().value("seconds", seconds_);
+    const nlohmann::json timed = timing();
+    const double before = timed.contains("seconds") ? timed["seconds"].get<double>() : seconds_;
     if (before != seconds_) {
       std::cout << fmt::format(
           "its runs are of --seconds {:g}, as at its first start; another --out takes other ones\n", before);
@@ -215,7 +216,9 @@ class Quickstart {
   /// Returns what `tessera bench step` has measured, and the time to train.
   nlohmann::json timing() const {
     auto timing = nlohmann::json::parse(read_text_file(folder_ / kTimingName), nullptr, false);
-    require(timing.is_object() && timing.contains("step_ms") && timing["step_ms"].is_number(),
+    const auto is_number = [&](const char* key) { return timing[key].is_number(); };
+    require(timing.is_object() && timing.contains("step_ms") && is_number("step_ms") &&
+                (!timing.contains("seconds") || is_number("seconds")),
             "'{}' is damaged; remove it, and quickstart measures again", (folder_ / kTimingName).string());
     return timing;
   }

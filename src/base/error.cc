@@ -5,14 +5,18 @@
 #include <cerrno>
 #include <filesystem>
 #include <string_view>
+#include <system_error>
 
 namespace tessera {
 
 ExitStatus exit_status_of(const std::exception& error) {
   if (const auto* of_input = dynamic_cast<const Error*>(&error)) return of_input->status();
-  const auto* of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error);
-  if (of_files == nullptr) return ExitStatus::kProgramError;
-  return exit_status_of_reason(of_files->code().value());
+  const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+  if (of_system == nullptr) return ExitStatus::kProgramError;
+  const ExitStatus of_reason = exit_status_of_reason(of_system->code().value());
+  // Threads throw such errors, too, and fmt where it cannot write.
+  const bool is_of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error) != nullptr;
+  return is_of_files || of_reason == ExitStatus::kStorageFailed ? of_reason : ExitStatus::kProgramError;
 }
 
 ExitStatus exit_status_of_reason(int reason) {

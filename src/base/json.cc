@@ -10,11 +10,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::size_t kMaxShown = 200;  // characters of a file that a message shows
 
 template <typename Json>
 std::string json_text_in_ascii(const Json& json) {
@@ -34,7 +33,7 @@ Json parse_json(std::string_view text, const std::string& name) {
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key) {
       const auto& key = value.template get_ref<const std::string&>();
-      require(keys.back().insert(key).second, "{}: the name '{}' occurs twice in an object", name, describe_text(key));
+      require(keys.back().insert(key).second, "{}: the name '{}' occurs twice in an object", name, printable(key));
     }
     return true;
   };
@@ -42,7 +41,7 @@ Json parse_json(std::string_view text, const std::string& name) {
     return Json::parse(text, check);
   } catch (const nlohmann::json::exception& error) {
     // The library's message repeats the token that it could not read.
-    fail("{}: not JSON, or damaged: {}", name, json_problem(error).substr(0, kMaxShown));
+    fail("{}: not JSON, or damaged: {}", name, printable(json_problem(error)));
   }
 }
 
@@ -76,11 +75,6 @@ std::string describe_json(const Json& value) {
   return json_text_in_ascii(value).substr(0, kMaxValue);
 }
 
-std::string describe_text(std::string_view text) {
-  const std::string quoted = json_text_in_ascii(nlohmann::json(text));
-  return quoted.substr(1, quoted.size() - 2).substr(0, kMaxShown);
-}
-
 template <typename Json>
 JsonFields<Json>::JsonFields(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
   require(object.is_object(), "{}: expected an object, got {}", place_, describe_json(object));
@@ -88,7 +82,7 @@ JsonFields<Json>::JsonFields(const Json& object, std::string place) : object_(ob
 
 template <typename Json>
 std::string JsonFields<Json>::place_of(const char* name) const {
-  return fmt::format("{}.{}", place_, describe_text(name));
+  return fmt::format("{}.{}", place_, printable(name));
 }
 
 template <typename Json>
@@ -185,7 +179,7 @@ void require_plain_name(const std::string& name, const std::string& where) {
   const bool plain = !name.empty() && name != "." && name != ".." && name.size() <= kMaxName &&
                      std::ranges::none_of(
                          name, [](char ch) { return ch == '/' || std::iscntrl(static_cast<unsigned char>(ch)) != 0; });
-  require(plain, "{}: expected the name of a file beside it, got '{}'", where, describe_text(name));
+  require(plain, "{}: expected the name of a file beside it, got '{}'", where, printable(name));
 }
 
 template nlohmann::json parse_json(std::string_view, const std::string&);

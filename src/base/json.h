@@ -47,9 +47,6 @@ std::string checksum_of_rest(nlohmann::ordered_json object);
 template <typename Json>
 std::string describe_json(const Json& value);
 
-/// Describes a text of a file in a message, such as a name: like describe_json, but without quotes around it.
-std::string describe_text(std::string_view text);
-
 /// Reads the fields of a file's JSON object. It throws Error with the object's place if a field is missing or has
 /// another type.
 template <typename Json = nlohmann::json>

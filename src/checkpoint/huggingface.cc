@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "mx/formats.h"
 
 namespace tessera {
@@ -154,7 +155,7 @@ HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
   require(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
           "{}: expected an object with the object \"weight_map\"", where);
   for (const auto& [name, file] : index["weight_map"].items()) {
-    require(file.is_string(), "{}: the file of '{}' is no string", where, describe_text(name));
+    require(file.is_string(), "{}: the file of '{}' is no string", where, printable(name));
     const auto file_name = file.get<std::string>();
     require_plain_name(file_name, where);
     shard_of_.emplace(name, file_name);
@@ -165,7 +166,7 @@ HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
     require(path_exists(folder / file), "there is no '{}', which {} names", (folder / file).string(), where);
     for (const auto& [name, entry] : shard(file).entries()) {
       require(shard_of_.contains(name), "'{}' has the tensor '{}', which {} does not list", (folder / file).string(),
-              describe_text(name), where);
+              printable(name), where);
     }
   }
 }
@@ -251,7 +252,7 @@ void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor>
   const auto list = [](std::vector<std::string> names) {
     const std::size_t count = names.size();
     names.resize(std::min(count, kShown));
-    std::ranges::transform(names, names.begin(), describe_text);
+    std::ranges::transform(names, names.begin(), printable);
     return fmt::format("{} ({}{})", count, fmt::join(names, ", "), count > kShown ? ", ..." : "");
   };
   require(missing.empty(), "the weights are not of this model: missing are {}; not expected {}", list(missing),

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 
 namespace tessera {
 namespace {
@@ -80,12 +81,12 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     if (key == "__metadata__") {
       require(value.is_object(), "'{}': __metadata__ is no JSON object", name);
       for (const auto& [meta_key, meta_value] : value.items()) {
-        require(meta_value.is_string(), "'{}': __metadata__.{} is no string", name, describe_text(meta_key));
+        require(meta_value.is_string(), "'{}': __metadata__.{} is no string", name, printable(meta_key));
         metadata_[meta_key] = meta_value.get<std::string>();
       }
       continue;
     }
-    const std::string where = fmt::format("'{}', tensor '{}'", name, describe_text(key));
+    const std::string where = fmt::format("'{}', tensor '{}'", name, printable(key));
     const auto whole_numbers = [&](const char* field) {
       const auto found = value.is_object() ? value.find(field) : value.end();
       require(value.is_object() && found != value.end() && found->is_array(), "{}: no list '{}'", where, field);
@@ -102,7 +103,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
     require(value.contains("dtype") && value["dtype"].is_string(), "{}: no 'dtype'", where);
     entry.dtype = value["dtype"].get<std::string>();
     const std::uint64_t element = element_bytes(entry.dtype);
-    require(element > 0, "{}: unknown dtype '{}'", where, describe_text(entry.dtype));
+    require(element > 0, "{}: unknown dtype '{}'", where, printable(entry.dtype));
     require(offsets.size() == 2 && 0 <= offsets[0] && offsets[0] <= offsets[1] &&
                 static_cast<std::uint64_t>(offsets[1]) <= data.size(),
             "{}: data_offsets {} lie outside of the file's {} bytes of data: truncated?", where, to_string(offsets),
@@ -112,14 +113,14 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
             to_string(entry.shape), entry.dtype, size);
     entry.bytes = data.subspan(static_cast<std::size_t>(offsets[0]), size);
     entries_.emplace(key, std::move(entry));
-    if (size > 0) ranges.push_back({offsets[0], offsets[1], describe_text(key)});
+    if (size > 0) ranges.push_back({offsets[0], offsets[1], printable(key)});
   }
   require_tiling(std::move(ranges), data.size(), name);
 }
 
 const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   const auto found = entries_.find(name);
-  require(found != entries_.end(), "'{}' has no tensor '{}'", file_.path().string(), describe_text(name));
+  require(found != entries_.end(), "'{}' has no tensor '{}'", file_.path().string(), printable(name));
   return found->second;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 
 namespace tessera {
 namespace {
@@ -180,7 +181,7 @@ void ShardFiles::add(std::size_t file) {
   require(places.is_object(), "{}: {} is no JSON object", where, kPiecesKey);
   for (const auto& [name, place] : places.items()) shard.at(name);  // throws Error if it is not there
   for (const auto& [name, entry] : shard.entries()) {
-    const std::string tensor = fmt::format("{}, tensor '{}'", where, describe_text(name));
+    const std::string tensor = fmt::format("{}, tensor '{}'", where, printable(name));
     const bool may_be_bf16 = kind_ == kOptimizerShards, is_bf16 = may_be_bf16 && entry.dtype == "BF16";
     require(is_bf16 || entry.dtype == "F32", "{}: it is {}, expected F32{}", tensor, entry.dtype,
             may_be_bf16 ? " or BF16" : "");

@@ -80,8 +80,8 @@ void Progress::start(std::shared_ptr<Operation> operation) {
   const std::lock_guard lock(mutex_);
   advance(*operation);
   if (operation->done_) return;
-  pending_.push_back(std::move(operation));
   if (!background_.joinable()) background_ = std::thread([this] { run_in_background(); });
+  pending_.push_back(std::move(operation));
   work_.notify_one();
 }
 

@@ -45,7 +45,7 @@ RankBoard::RankBoard(Transport& world, std::unique_ptr<RankFile> file)
     set_operation("starting");
     own_->world_rank_plus_1.store(world.rank() + 1);
   }
-  // The split returns when all ranks of the node have written where their entries are.
+  // The split returns when all ranks of the node have written their entries, or where these are.
   static_cast<void>(node_->split(0, rank_, "node"));
   for (int rank = 0; rank < node_->size(); ++rank) {
     const std::string path = get_text(shared(rank)->file);
@@ -72,9 +72,11 @@ void RankBoard::set_step(std::int64_t step) {
 }
 
 void RankBoard::set_section(Section section) {
+  Section present = own_->section.load(kRelaxed);
+  if (present == Section::kEnded) return;  // another thread has recorded the end, while this one still goes on
   const std::int64_t now = monotonic_ns(), before = own_->section_since_ns.exchange(now, kRelaxed);
-  if (before != 0 && own_->section.load(kRelaxed) != Section::kStep) own_->idle_ns.fetch_add(now - before, kRelaxed);
-  own_->section.store(section, kRelaxed);
+  if (before != 0 && present != Section::kStep) own_->idle_ns.fetch_add(now - before, kRelaxed);
+  own_->section.compare_exchange_strong(present, section, kRelaxed);  // fails only if the end has come
 }
 
 void RankBoard::set_operation(std::string_view name) {

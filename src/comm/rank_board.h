@@ -28,14 +28,14 @@ class RankBoard {
 
   /// Returns the number of ranks on this node.
   int num_ranks() const { return static_cast<int>(entries_.size()); }
-  /// Returns how many ranks of this node are threads of this process. Those that have not arrived yet do not count.
+  /// Returns how many ranks of this node are threads of this process.
   int num_in_process() const;
   /// Returns this rank's place among the node's ranks.
   int rank() const { return rank_; }
-  /// Returns the rank in `world` of the node's first rank, or -1 if it has not arrived yet.
+  /// Returns the rank in `world` of the node's first rank.
   int first_rank() const;
 
-  // The functions below set the entry of this rank.
+  // The functions below set the entry of this rank. After set_end(), sections count no more.
   /// Begins a step, which is a new section.
   void set_step(std::int64_t step);
   void set_section(Section section);

@@ -37,7 +37,6 @@ void Ranks::set_end(ExitStatus status, std::string_view message) {
 
 std::vector<int> Ranks::first_ranks_on_nodes() {
   if (board_ == nullptr) return {0};
-  world_.barrier("the nodes of ranks");  // on each node all ranks have arrived now
   const double own = board_->first_rank();
   const std::vector<double> all = world_.all_gather(std::span(&own, 1), "nodes of ranks");
   return {all.begin(), all.end()};

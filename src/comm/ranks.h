@@ -22,7 +22,7 @@ class Ranks {
   int size() const { return world_.size(); }
   /// Returns the number of ranks on this node.
   int num_on_node() const { return board_ == nullptr ? 1 : board_->num_ranks(); }
-  /// Returns how many ranks are threads of this process, of those that have arrived.
+  /// Returns how many ranks are threads of this process.
   int num_in_process() const { return board_ == nullptr ? 1 : board_->num_in_process(); }
   /// Returns this rank's place among the node's ranks.
   int rank_on_node() const { return board_ == nullptr ? 0 : board_->rank(); }

@@ -54,6 +54,9 @@ std::vector<std::int64_t> seeds_to_start(const std::vector<SideSpec>& specs, con
     for (const fs::path& run : spec.runs) seeds.push_back(read_run_info(run).seed());
     return seeds;
   }
+  require(config.debug.seed <= std::numeric_limits<std::int64_t>::max() - options.num_seeds,
+          "debug.seed is {}, and {} seeds after it are too large; expected a smaller one", config.debug.seed,
+          options.num_seeds);
   for (std::int64_t i = 1; i <= options.num_seeds; ++i) seeds.push_back(config.debug.seed + i);
   return seeds;
 }
@@ -221,7 +224,7 @@ int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& option
     }
     spdlog::info("{}: done in {:.0f} s", name, watch.seconds());
   }
-  return 0;
+  return stop.count != 0 ? stop.signal : 0;
 }
 
 Side read_side(const SideSpec& spec) {

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/parse_number.h"
+#include "base/printable.h"
 #include "compare/statistics.h"
 #include "config/job_config.h"
 #include "run/record/run_files.h"
@@ -164,15 +165,13 @@ void read_line(const std::string& text, const std::string& place, RunRecord& run
 
 void read_metrics(const fs::path& path, RunRecord& run) {
   require(fs::exists(path), "there is no '{}': the run has not made a step", path.string());
-  std::ifstream file(path);
-  require(file.good(), "cannot open '{}'", path.string());
+  std::istringstream file(read_text_file(path));
   std::int64_t number = 0;
   for (std::string text; std::getline(file, text);) {
     ++number;
     const bool cut_off = file.eof() && !json::accept(text);
     if (!cut_off) read_line(text, fmt::format("'{}', line {}", path.string(), number), run);
   }
-  require(file.eof(), "cannot read '{}' after line {}", path.string(), number);
 }
 
 }  // namespace
@@ -256,16 +255,6 @@ bool RunRecord::ended() const {
   return finished() || (!steps.empty() && !(std::isfinite(losses.back()) && std::isfinite(grad_norms.back())));
 }
 
-std::string printable(const std::string& text) {
-  constexpr std::size_t kMaxShown = 200;
-  std::string shown;
-  for (const char c : text.substr(0, kMaxShown)) {
-    const auto byte = static_cast<unsigned char>(c);
-    shown += byte >= 0x20 && byte < 0x7F ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
-  }
-  return text.size() > kMaxShown ? shown + "..." : shown;
-}
-
 RunRecord read_run_info(const fs::path& folder) {
   RunRecord run;
   run.folder = folder;
@@ -279,7 +268,10 @@ RunRecord read_run(const fs::path& folder) {
   return run;
 }
 
-bool is_run(const fs::path& folder) { return fs::exists(folder / kRunInfoName) || fs::exists(folder / kMetricsName); }
+bool is_run(const fs::path& folder) {
+  std::error_code unreadable;  // such as that of a lost+found, which is no run
+  return fs::exists(folder / kRunInfoName, unreadable) || fs::exists(folder / kMetricsName, unreadable);
+}
 
 std::vector<fs::path> find_runs(const fs::path& path) {
   require(fs::is_directory(path),

@@ -102,9 +102,6 @@ RunRecord read_run(const std::filesystem::path& folder);
 /// none.
 std::vector<std::filesystem::path> find_runs(const std::filesystem::path& path);
 
-/// Returns a file's text for a message: cut to a limit, and without bytes that could control a terminal.
-std::string printable(const std::string& text);
-
 /// Returns whether the folder holds at least one of a run's files.
 bool is_run(const std::filesystem::path& folder);
 

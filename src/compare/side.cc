@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "run/record/run_info.h"
 
 namespace tessera {
@@ -16,7 +17,9 @@ constexpr const char* kAbsent = "(absent)";
 
 /// Returns whether a key says where a run writes and reads. The data itself is identified by its checksums.
 bool is_place(const std::string& key) {
-  return key.starts_with("job.") || key == "training.dataset_path" || key == "validation.dataset_path";
+  constexpr std::string_view kPlaces[] = {"training.dataset", "training.dataset_path", "validation.dataset",
+                                          "validation.dataset_path", "model.hf_assets_path"};
+  return key.starts_with("job.") || std::ranges::find(kPlaces, key) != std::end(kPlaces);
 }
 
 /// Returns everything that is known of a run before its first step, by key. A key that the run's program did not know

@@ -112,8 +112,9 @@ void require_finite_baseline(const std::vector<std::int64_t>& steps, const LossP
   const auto bad = first_non_finite(pair.baseline);
   require(!bad, "the baseline's loss is not finite at step {} of seed {}: there is nothing to compare with",
           bad ? steps[*bad] : 0, pair.seed);
-  require(mean(pair.baseline) > 0.0, "the baseline's mean loss with seed {} is {}; expected a number above 0",
-          pair.seed, mean(pair.baseline));
+  const double at_end = mean_in(pair.baseline, tail_of(steps));
+  require(at_end > 0.0, "the baseline's mean loss at the end with seed {} is {}; expected a number above 0", pair.seed,
+          at_end);
 }
 
 }  // namespace

@@ -68,9 +68,9 @@ Verdict::Kind decide(double mean, double standard_deviation, std::int64_t count,
 /// 1 the deviation is ignored.
 std::int64_t seeds_to_add(double mean, double standard_deviation, std::int64_t count, double margin);
 
-/// Judges the candidate. `steps` ascend and belong to every pair's losses. Throws Error for a baseline without finite,
-/// positive losses, because there is nothing to compare with. A candidate whose loss is not finite at some step is
-/// worse, however short the runs are.
+/// Judges the candidate. `steps` ascend and belong to every pair's losses. Throws Error for a baseline whose
+/// losses are not finite, or not above 0 at the end, because there is nothing to compare with. A candidate whose loss
+/// is not finite at some step is worse, however short the runs are.
 Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, double margin,
               const TrainingLength& length);
 

@@ -205,7 +205,9 @@ void add_optimizer_keys(ConfigTable& t, JobConfig& c) {
   t.add("optimizer.lr", c.optimizer.lr, "highest learning rate", zero_or_more());
   t.add("optimizer.beta1", c.optimizer.beta1, "decay of the first moment", beta_range());
   t.add("optimizer.beta2", c.optimizer.beta2, "decay of the second moment", beta_range());
-  t.add("optimizer.eps", c.optimizer.eps, "added to the root of the second moment", above_zero());
+  // A smaller number is 0 in float32, or nearly, and a weight without gradients would become 0 / 0.
+  t.add("optimizer.eps", c.optimizer.eps, "added to the root of the second moment",
+        NumberRange{.lowest = std::numeric_limits<float>::min(), .expected = "at least 1.2e-38"});
   t.add("optimizer.weight_decay", c.optimizer.weight_decay, "decoupled weight decay", zero_or_more());
   t.add("optimizer.state_dtype", c.optimizer.state_dtype,
         {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}},

@@ -12,6 +12,7 @@
 #include "base/nearest.h"
 #include "base/parse_count.h"
 #include "base/parse_number.h"
+#include "base/printable.h"
 
 namespace tessera {
 namespace {
@@ -343,8 +344,8 @@ const ConfigTable::Entry& ConfigTable::find(std::string_view key, const std::str
   }
   TESSERA_CHECK(nearest != nullptr, "the table is empty");
   require(nearest_distance <= 3 || is_slip(key, nearest_distance / 2),
-          "{}: unknown key '{}'; expected section.name (`tessera train --list-keys` lists all)", where, key);
-  fail("{}: unknown key '{}'; did you mean '{}'?", where, key, nearest->key);
+          "{}: unknown key '{}'; expected section.name (`tessera train --list-keys` lists all)", where, printable(key));
+  fail("{}: unknown key '{}'; did you mean '{}'?", where, printable(key), nearest->key);
 }
 
 void ConfigTable::assign(const Entry& entry, const Value& value, const std::string& where) {

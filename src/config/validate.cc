@@ -49,9 +49,10 @@ void validate_job(const JobConfig& c) {
 void validate_model(const JobConfig& c) {
   const ModelConfig& m = c.model.args;
   m.validate();
-  require(m.n_expert_groups > 0 || m.n_limited_groups <= 1,
-          "model.args.n_limited_groups is {}, but n_expert_groups is 0, which makes no groups; expected both or neither",
-          m.n_limited_groups);
+  require(
+      m.n_expert_groups > 0 || m.n_limited_groups <= 1,
+      "model.args.n_limited_groups is {}, but n_expert_groups is 0, which makes no groups; expected both or neither",
+      m.n_limited_groups);
   require(m.beta_slow <= m.beta_fast,
           "model.args.beta_slow is {}; expected at most beta_fast = {}: slow frequencies make fewer turns", m.beta_slow,
           m.beta_fast);
@@ -146,7 +147,8 @@ void validate_micro_batch(const JobConfig& c) {
   require(rows + padding < 0x1p31,
           "a micro-batch of {} sequences times training.seq_len = {} times model.args.top_k = {}, with the experts' "
           "padding, is 2^31 or more: make {} smaller",
-          c.micro_batch_size(), c.training.seq_len, c.model.args.top_k, c.micro_batch_key());
+          c.micro_batch_size(), c.training.seq_len, c.model.args.top_k,
+          c.micro_batch_size() == 1 ? "training.seq_len" : c.micro_batch_key());
 }
 
 }  // namespace

@@ -99,11 +99,26 @@ FileLock::Outcome FileLock::lock(const std::string& what, const Options& options
 }
 
 FileLock::Outcome FileLock::try_lock() {
-  while (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
-    if (is_held()) return Outcome::kLocked;
-    reopen();  // someone removed or replaced the file between open and flock
+  for (;;) {
+    if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
+      if (is_held()) return Outcome::kLocked;
+      reopen();  // someone removed or replaced the file between open and flock
+      continue;
+    }
+    switch (errno) {
+      case EINTR:
+        break;
+      case EWOULDBLOCK:
+        return Outcome::kHeldByOther;
+      case ENOLCK:
+      case ENOSYS:
+      case EOPNOTSUPP:
+      case EINVAL:
+        return Outcome::kNoLocks;
+      default:
+        throw SystemError(fmt::format("lock '{}'", path_.string()), errno);
+    }
   }
-  return errno == EWOULDBLOCK ? Outcome::kHeldByOther : Outcome::kNoLocks;
 }
 
 void FileLock::reopen() {

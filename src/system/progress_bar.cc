@@ -36,7 +36,8 @@ std::string format_quantity(double count, const std::string& unit) {
 }
 
 std::string format_duration(double seconds) {
-  const auto whole = static_cast<std::int64_t>(seconds);
+  constexpr double kMost = 1e9;  // 32 years, as a damaged file may say
+  const auto whole = static_cast<std::int64_t>(std::clamp(seconds, 0.0, kMost));
   if (whole >= 3600) return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }

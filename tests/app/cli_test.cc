@@ -542,6 +542,19 @@ TEST_F(Cli, TrainsOnWhereNobodyReadsItsMessages) {
   EXPECT_EQ(checkpoint_steps(checkpoints()), std::vector<std::int64_t>{30});
 }
 
+TEST_F(Cli, RanksOfALauncherThatThisMpiDoesNotKnowDoNotTrainAlone) {
+  const Finished finished = run(train_arguments({}), {"/usr/bin/env", "PMI_RANK=1", "PMI_SIZE=4"});
+  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("the launcher has started 4 ranks, but MPI sees 1"));
+}
+
+TEST_F(Cli, LaunchSeesItsRanksEndAlsoIfItsCallerIgnoresChildren) {
+  std::vector<std::string> arguments = {"launch", "--engine", "local", "--ranks-per-node", "1", "--"};
+  for (const std::string& word : train_arguments({})) arguments.push_back(word);
+  const Finished finished = run(arguments, {"/usr/bin/env", "--ignore-signal=CHLD"});
+  EXPECT_EQ(finished.status, 0) << finished.output;
+}
+
 TEST_F(Cli, PathsMayHaveAnyBytes) {
   const std::filesystem::path outputs = scratch_ / "\xff";
   const Finished finished = run(train_arguments({"--job.dump_folder=" + outputs.string()}));
@@ -549,12 +562,15 @@ TEST_F(Cli, PathsMayHaveAnyBytes) {
   EXPECT_TRUE(std::filesystem::exists(outputs / "metrics.jsonl"));
 }
 
-TEST_F(Cli, OutputThatCannotBeWrittenExitsWithTwo) {
+TEST_F(Cli, OutputThatCannotBeWrittenIsAFailureOfStorage) {
   const std::filesystem::path said = scratch_ / "said";
-  const int status =  // NOLINTNEXTLINE(bugprone-command-processor)
-      std::system(fmt::format("{} train --list-keys >/dev/full 2>{}", TESSERA_BINARY, said.string()).c_str());
-  EXPECT_EQ(WEXITSTATUS(status), 2);
-  EXPECT_THAT(read_text_file(said), HasSubstr("standard output cannot be written"));
+  // The second one prints more than a buffer holds.
+  for (const char* command : {"train --list-keys", "plan schedule --schedule=1F1B --ranks 32 --micro-batches 64"}) {
+    const int status =  // NOLINTNEXTLINE(bugprone-command-processor)
+        std::system(fmt::format("{} {} >/dev/full 2>{}", TESSERA_BINARY, command, said.string()).c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 74) << command;
+    EXPECT_THAT(read_text_file(said), AllOf(HasSubstr("error"), Not(HasSubstr("critical")))) << command;
+  }
 }
 
 TEST_F(Cli, TheConfigurationsPageIsCurrent) {
@@ -730,6 +746,18 @@ TEST_F(Cli, ConvertingGoldenFilesThereAndBackChangesNoBit) {
     if (name == "remote_code") expected.merge(contents_of(tests.parent_path() / "src/checkpoint/transformers"));
     EXPECT_GE(expected.size(), 4u);
     EXPECT_TRUE(contents_of(back) == expected) << name;
+  }
+}
+
+TEST_F(Cli, ConvertingDeletesNoCheckpointThatIsDamaged) {
+  const std::string golden = std::filesystem::path(TESSERA_TEST_DATA) / "golden/hf/v2";
+  for (const char* damaged : {"step-0", "step-7"}) {
+    const std::filesystem::path output = scratch_ / ("of-" + std::string(damaged));
+    std::filesystem::create_directories(output / damaged);
+    data::write_file(output / damaged / "model-0-of-1.safetensors", "weights");
+    const Finished refused = run({"convert", "--to", "tessera", "--input", golden, "--output", output});
+    EXPECT_EQ(refused.status, 2) << refused.output;
+    EXPECT_EQ(read_text_file(output / damaged / "model-0-of-1.safetensors"), "weights");
   }
 }
 
@@ -922,6 +950,9 @@ TEST_F(Cli, GeneratesFromACheckpoint) {
   const std::string noise = generate({"--prompt", "a b", "--temperature", "1000"});  // bytes at random
   EXPECT_THAT(noise, HasSubstr("\xEF\xBF\xBD"));
   EXPECT_TRUE(data::is_utf8(noise)) << noise;
+  const Finished one =
+      run({"generate", "--checkpoint", scratch_ / "outputs", "--max-new-tokens", "1", "--prompt", "a"});
+  EXPECT_THAT(one.output, HasSubstr("generated: 1 tokens"));
 
   // A file of prompts gives the same texts with every batch size.
   data::write_file(scratch_ / "prompts.txt", "a b\n\nsome longer prompt\n\xff\"\n");

@@ -156,6 +156,7 @@ TEST_F(Compare, BadInputExitsWithTwoAndWritesNoReport) {
   refused({base, "b=" + base, "--margin=0"}, {"margin"});
   refused({base, "b=" + base, "--json=" + report().string()}, {"report.html"});
   refused({base, "b=/nonexistent.toml"}, {"/nonexistent.toml"});
+  refused({base, "b=" + base, "--json=" + base + "/seed-1/run.json"}, {"run.json", "belongs to a run"});
   refused({base, "b=x.toml stray"}, {"stray"});
 }
 

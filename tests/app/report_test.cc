@@ -72,6 +72,15 @@ TEST_F(Report, BadInputExitsWithTwoAndWritesNoReport) {
   refused({run}, {"line 6", "step 1 comes after step 5", "expected ascending steps"});
   data::write_file(run / "metrics.jsonl", lines);
   refused({run, "--out=" + scratch_.path().string()}, {"is a folder"});
+  for (const char* own : {"metrics.jsonl", "run.json"}) {
+    const std::string before = read_text_file(run / own);
+    refused({run, "--out=" + (run / own).string()}, {own, "belongs to a run"});
+    EXPECT_EQ(read_text_file(run / own), before);
+  }
+  fs::rename(run / "metrics.jsonl", run / "lines");
+  ASSERT_EQ(::mkfifo((run / "metrics.jsonl").c_str(), 0600), 0);  // nobody writes to it
+  refused({run}, {"metrics.jsonl", "not a regular file"});
+  fs::rename(run / "lines", run / "metrics.jsonl");
   fs::remove(run / "run.json");
   refused({run}, {"run.json", "tessera train"});
 }

@@ -47,6 +47,9 @@ TEST(Error, SaysWithWhichStatusTheProgramEnds) {
   EXPECT_EQ(status_of(std::errc::permission_denied), ExitStatus::kWrongInput);
   EXPECT_EQ(exit_status_of(InternalError("x")), ExitStatus::kProgramError);
   EXPECT_EQ(exit_status_of(std::bad_alloc()), ExitStatus::kProgramError);
+  // fmt throws the first if a disk is full, and std::thread the second.
+  EXPECT_EQ(exit_status_of(std::system_error(ENOSPC, std::generic_category())), ExitStatus::kStorageFailed);
+  EXPECT_EQ(exit_status_of(std::system_error(EAGAIN, std::generic_category())), ExitStatus::kProgramError);
 }
 
 }  // namespace

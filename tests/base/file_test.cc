@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "system/file_lock.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
@@ -226,11 +227,12 @@ TEST(ReadJsonFile, OnlyAMissingFileIsNone) {
   expect_error([&] { read_json_file(scratch / "loop", "format", 1); }, {"loop", "Too many levels"});
 }
 
-TEST(DescribeText, IsShortAndAscii) {
-  EXPECT_EQ(describe_text("layers.0.\x1b[2J\xff"), "layers.0.\\u001b[2J\\ufffd");
-  EXPECT_EQ(describe_text(std::string(1000, 'x')), std::string(200, 'x'));
-  expect_error([] { parse_json("{\"\\u001b\": 1, \"\\u001b\": 2}", "'file'"); }, {"'\\u001b' occurs twice"});
-  expect_error([] { require_plain_name("a\x1b", "'file'"); }, {"expected the name of a file", "'a\\u001b'"});
+TEST(Printable, IsShortAndAscii) {
+  EXPECT_EQ(printable("layers.0.\x1b[2J\xff"), "layers.0.\\x1b[2J\\xff");
+  EXPECT_EQ(printable(std::string(1000, 'x')), std::string(200, 'x') + "...");
+  expect_error([] { parse_json("{\"a\": \"\xc2\x9b[2J\" x}", "'file'"); }, {"not JSON", "\\xc2\\x9b[2J"});
+  expect_error([] { parse_json("{\"\\u001b\": 1, \"\\u001b\": 2}", "'file'"); }, {"'\\x1b' occurs twice"});
+  expect_error([] { require_plain_name("a\x1b", "'file'"); }, {"expected the name of a file", "'a\\x1b'"});
 }
 
 TEST(SumFile, IsTheChecksumOfTheWholeOrAnError) {

@@ -98,9 +98,9 @@ TEST(Safetensors, HeadersThatLie) {
               "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}})",
           {"tensor 'b'", "8 to 16", "overlap", "'a'"});
   // Nothing in a file may send control codes to a terminal.
-  refused(R"({"\u001b[2J": {"dtype": "F32", "shape": ["4"], "data_offsets": [0, 16]}})", {"'\\u001b[2J'"});
-  refused(R"({"a": {"dtype": "\u001b[2J", "shape": [4], "data_offsets": [0, 16]}})", {"'\\u001b[2J'"});
-  refused(R"({"__metadata__": {"\u001b[2J": 1}})", {"__metadata__.\\u001b[2J"});
+  refused(R"({"\u001b[2J": {"dtype": "F32", "shape": ["4"], "data_offsets": [0, 16]}})", {"'\\x1b[2J'"});
+  refused(R"({"a": {"dtype": "\u001b[2J", "shape": [4], "data_offsets": [0, 16]}})", {"'\\x1b[2J'"});
+  refused(R"({"__metadata__": {"\u001b[2J": 1}})", {"__metadata__.\\x1b[2J"});
   const auto path = data::write_file(scratch / "huge", std::string(8, '\xff') + "{}");
   expect_error([&] { SafetensorsFile file(path); }, {"header"});
 }

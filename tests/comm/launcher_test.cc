@@ -17,7 +17,9 @@ using Variables = std::map<std::string, std::string>;
 class Environment {
  public:
   explicit Environment(const Variables& variables) {
-    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID"}) set(name, std::nullopt);
+    for (const char* name :
+         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_STEP_ID"})
+      set(name, std::nullopt);
     for (const auto& [name, value] : variables) set(name, value);
   }
   ~Environment() {
@@ -49,6 +51,21 @@ TEST(LaunchedByMpi, MpirunAndSrun) {
   EXPECT_TRUE(is_rank({{"OMPI_COMM_WORLD_SIZE", "4"}, {"PMIX_RANK", "1"}}));
   EXPECT_TRUE(is_rank({{"PMIX_RANK", "1"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "1"}}));  // srun --mpi=pmix
   EXPECT_TRUE(is_rank({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"SLURM_STEP_ID", "0"}}));       // srun --mpi=pmi2
+}
+
+TEST(LaunchedByMpi, TheLauncherSaysWhichAndHowMany) {
+  const auto told = [](const Variables& variables) {
+    const Environment environment(variables);
+    return std::pair(launched_rank(), launched_size());
+  };
+  using Told = std::pair<std::optional<int>, std::optional<int>>;
+  EXPECT_EQ(told({}), (Told{}));
+  EXPECT_EQ(told({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), (Told{1, 4}));
+  // A run within an allocation has the outer step's variables, too.
+  EXPECT_EQ(told({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}),
+            (Told{0, 2}));
+  EXPECT_EQ(told({{"PMIX_RANK", "3"}}), (Told{3, std::nullopt}));
+  EXPECT_EQ(told({{"PMI_RANK", "x"}}), (Told{}));
 }
 
 TEST(LaunchedByMpi, ShellsAreNoRanks) {

@@ -442,7 +442,10 @@ TEST(ProcessGroup, SplitsByColor) {
     }
     second.wait();
     first.wait();
-    for (std::int64_t i = 0; i < 50; ++i) ASSERT_EQ(a.data<float>()[i], sum_at(4, i));
+    for (std::int64_t i = 0; i < 50; ++i) {
+      ASSERT_EQ(a.data<float>()[i], sum_at(4, i));
+      ASSERT_EQ(b.data<float>()[i], number(world.rank() % 2, i) + number(world.rank() % 2 + 2, i));
+    }
   });
 }
 
@@ -656,7 +659,25 @@ TEST(ProcessGroup, ThreadsSleepUntilAMessageComes) {
     world.barrier("a late rank");
     if (world.rank() == 1) return;
     EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(300));
-    EXPECT_LT(switches() - before, 50);  // it looks at its peers ten times a second
+    EXPECT_LT(switches() - before, 50);  // it looks at its peers twice a second
+  });
+}
+
+TEST(ThreadTransport, AMessageEndsWithItsRequest) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks are threads here";
+  run_rank_threads(2, [](std::unique_ptr<Transport> world) {
+    std::byte data{}, go{};
+    const auto finish = [](Request& request) {
+      while (!request.test()) std::this_thread::yield();
+    };
+    if (world->rank() == 0) {
+      world->send(&data, 1, 1, 7);  // its request ends at once, as if the sender had failed
+      finish(*world->send(&go, 1, 1, 8));
+      return;
+    }
+    const auto taken_back = world->receive(&data, 1, 0, 7);
+    finish(*world->receive(&go, 1, 0, 8));
+    EXPECT_FALSE(taken_back->test());
   });
 }
 

@@ -156,6 +156,8 @@ TEST_F(Sides, PrecisionPlacesAndParallelismMayDiffer) {
                                                       {"training.mixed_precision_param", "\"float32\""},
                                                       {"quantize.linear.mx.recipe_name", "\"mxfp8_cublas_rceil\""},
                                                       {"training.dataset_path", "\"/elsewhere\""},
+                                                      {"training.dataset", "\"c4\""},
+                                                      {"model.hf_assets_path", "\"/assets\""},
                                                       {"parallelism.expert_parallel_degree", "8"},
                                                       {"activation_checkpoint.mode", "\"full\""},
                                                       {"checkpoint.enable", "true"},

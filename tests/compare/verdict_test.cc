@@ -158,6 +158,14 @@ TEST(Verdict, LossesThatAreNotFinite) {
   }
 }
 
+TEST(Verdict, ABaselineWhoseLossIsNotAboveZeroAtTheEndIsRefused) {
+  for (const double last : {0.0, -1.0}) {
+    Planted planted = plant(3, 300, [](double loss, std::int64_t, std::int64_t) { return loss; });
+    for (LossPair& pair : planted.pairs) std::fill(pair.baseline.end() - 30, pair.baseline.end(), last);
+    expect_error([&] { judge(planted); }, {"baseline", "at the end", "above 0"});
+  }
+}
+
 TEST(Verdict, WorseAndBetterAreMirrored) {
   const Noise noise(5);
   for (const double sign : {1.0, -1.0}) {

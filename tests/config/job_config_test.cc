@@ -50,6 +50,7 @@ TEST(JobConfig, UnknownKeysNameTheNearest) {
   EXPECT_THAT(error_of("[training]\nstep = 3\n"),
               AllOf(HasSubstr("training.step"), HasSubstr("'training.steps'"), HasSubstr(":2")));
   EXPECT_THAT(error_of("", {"--optimiser.lr=1"}), HasSubstr("'optimizer.lr'"));
+  EXPECT_THAT(error_of("[training]\n\"step\\u001b[2J\" = 3\n"), HasSubstr("'training.step\\x1b[2J'"));
   EXPECT_THAT(error_of("[optimizer]\nseq_len = 3\n"), HasSubstr("'training.seq_len'"));
 }
 
@@ -63,6 +64,9 @@ TEST(JobConfig, NumbersThatCannotWork) {
   EXPECT_THAT(error_of("", {"--model.args.beta_fast=1", "--model.args.beta_slow=32"}),
               HasSubstr("beta_slow is 32; expected at most beta_fast = 1"));
   EXPECT_THAT(error_of("", {"--training.steps=0"}), HasSubstr("training.steps is 0"));
+  EXPECT_THAT(error_of("", {"--optimizer.eps=1e-46"}), HasSubstr("at least 1.2e-38"));  // it is 0 in float32
+  EXPECT_THAT(error_of("", {"--training.local_batch_size=1", "--training.seq_len=2147483648"}),
+              HasSubstr("make training.seq_len smaller"));
   // These would overflow in a product with the number of ranks.
   EXPECT_THAT(error_of("", {"--training.local_batch_size=4611686018427387904"}), HasSubstr("1 to 1000000000"));
   EXPECT_THAT(error_of("", {"--training.global_batch_size=9223372036854775807"}), HasSubstr("1 to 1000000000"));

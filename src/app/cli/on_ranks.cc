@@ -74,6 +74,11 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
   const MpiRuntime runtime;
   std::unique_ptr<Transport> transport = runtime.world();
   Transport& world = *transport;
+  const int launched = launched_size().value_or(world.size());
+  require(launched == world.size(),
+          "the launcher has started {} ranks, but MPI sees {}: expected a start by the mpirun of the MPI library that "
+          "this program was built with, or by srun --mpi=pmix",
+          launched, world.size());
   TESSERA_CHECK(file == nullptr || file->world_rank() == world.rank(), "the launcher calls rank {} {}", world.rank(),
                 file->world_rank());
   Ranks ranks(std::move(transport), timeout, std::move(file));

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/printable.h"
 #include "base/unix_time.h"
 #include "compare/run_record.h"
 #include "launch/launch_files.h"
@@ -40,7 +41,11 @@ nlohmann::ordered_json status_of(const fs::path& folder) {
       std::error_code unreadable;
       if (!fs::exists(path, unreadable)) continue;
       const std::string name = fmt::format("'{}'", path.string());
-      status["launch"]["reports"].push_back(parse_json<nlohmann::ordered_json>(read_text_file(path), name));
+      const auto report = parse_json<nlohmann::ordered_json>(read_text_file(path), name);
+      const JsonFields fields(report, name + ", $");
+      fields.count("number");  // throws Error, as text() does, if describe() could not show the report
+      fields.text("text");
+      status["launch"]["reports"].push_back(report);
     }
   }
   std::error_code unreadable;
@@ -98,7 +103,8 @@ std::string describe(const nlohmann::ordered_json& status) {
   text += fmt::format("{} incidents, {:.1f} s lost, effective training time {:.1f} %\n", launch["incidents"].get<int>(),
                       launch["seconds_lost"].get<double>(), 100.0 * launch["effective_training_time"].get<double>());
   for (const auto& report : launch["reports"]) {
-    text += fmt::format("  {}. {}\n", report["number"].get<int>(), report["text"].get<std::string>());
+    text +=
+        fmt::format("  {}. {}\n", report["number"].get<std::uint64_t>(), printable(report["text"].get<std::string>()));
   }
   return text;
 }

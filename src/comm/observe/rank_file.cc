@@ -62,7 +62,10 @@ RankFile::RankFile(const std::filesystem::path& folder, std::int64_t attempt, in
   const int descriptor = ::open(unfinished.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (descriptor < 0) fail_system(unfinished, "create", errno);
   // Reserves all pages now: a store to a full tmpfs would raise a signal.
-  int reason = ::posix_fallocate(descriptor, 0, sizeof(RankFileContent));
+  int reason = 0;
+  do {
+    reason = ::posix_fallocate(descriptor, 0, sizeof(RankFileContent));
+  } while (reason == EINTR);
   void* memory = MAP_FAILED;
   if (reason == 0) {
     memory = ::mmap(nullptr, sizeof(RankFileContent), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -87,6 +90,7 @@ RankFile::RankFile(const std::filesystem::path& folder, std::int64_t attempt, in
   if (::rename(unfinished.c_str(), path_.c_str()) != 0) {
     reason = errno;
     ::munmap(content_, sizeof(RankFileContent));
+    ::unlink(unfinished.c_str());
     fail_system(path_, "create", reason);
   }
 }

@@ -199,6 +199,18 @@ class MpiTransport : public Transport {
   int rank_ = 0, size_ = 1;
 };
 
+/// Returns the number in the first of these variables of the environment that has one from 0.
+std::optional<int> first_number(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* value = std::getenv(name);
+    int number = -1;
+    if (value == nullptr) continue;
+    std::from_chars(value, value + std::strlen(value), number);
+    if (number >= 0) return number;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool launched_by_mpi() {
@@ -213,16 +225,9 @@ bool launched_by_mpi() {
   return is_set("PMIX_RANK") || is_set("PMI_RANK");
 }
 
-std::optional<int> launched_rank() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
-    const char* value = std::getenv(name);
-    int rank = -1;
-    if (value == nullptr) continue;
-    std::from_chars(value, value + std::strlen(value), rank);
-    if (rank >= 0) return rank;
-  }
-  return std::nullopt;
-}
+std::optional<int> launched_rank() { return first_number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}); }
+
+std::optional<int> launched_size() { return first_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}); }
 
 MpiRuntime::MpiRuntime() {
   int provided = 0;

@@ -13,6 +13,8 @@ bool launched_by_mpi();
 
 /// Returns this process's rank as the launcher gives it before MPI has started, or nullopt if it does not.
 std::optional<int> launched_rank();
+/// Returns how many ranks the launcher has started, or nullopt if it does not say.
+std::optional<int> launched_size();
 
 /// Starts MPI and ends it with the object's life. A process makes at most one. Throws Error if MPI cannot run as
 /// needed.

@@ -121,16 +121,24 @@ struct Group {
 
 class ThreadSend : public Request {
  public:
-  ThreadSend(std::shared_ptr<std::atomic<bool>> taken, const Process& process)
-      : taken_(std::move(taken)), process_(process) {}
+  ThreadSend(std::shared_ptr<Group> group, Mailbox& mailbox, Key key, std::shared_ptr<std::atomic<bool>> taken)
+      : group_(std::move(group)), mailbox_(mailbox), key_(key), taken_(std::move(taken)) {}
+  /// Takes the message back if it is still there. A sender that has failed frees its memory.
+  ~ThreadSend() override {
+    if (taken_->load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mailbox_.mutex);
+    std::erase_if(mailbox_.messages, [&](const Message& message) { return message.key == key_; });
+  }
   bool test() override {
-    process_.require_alive();
+    group_->process.require_alive();
     return taken_->load(std::memory_order_acquire);
   }
 
  private:
+  std::shared_ptr<Group> group_;  // owns the mailbox
+  Mailbox& mailbox_;
+  Key key_;
   std::shared_ptr<std::atomic<bool>> taken_;
-  const Process& process_;
 };
 
 class ThreadReceive : public Request {
@@ -150,10 +158,10 @@ class ThreadReceive : public Request {
                                       [&](const Message& m) { return m.key == key_; });
       if (found == mailbox_.messages.end()) return false;
       message = *found;
+      TESSERA_CHECK(message.num_bytes == num_bytes_, "received {} bytes, expected {}", message.num_bytes, num_bytes_);
+      if (num_bytes_ > 0) std::memcpy(data_, message.data, num_bytes_);  // under the lock, so that ~ThreadSend waits
       mailbox_.messages.erase(found);
     }
-    TESSERA_CHECK(message.num_bytes == num_bytes_, "received {} bytes, expected {}", message.num_bytes, num_bytes_);
-    if (num_bytes_ > 0) std::memcpy(data_, message.data, num_bytes_);
     message.taken->store(true, std::memory_order_release);
     message.bell_of_sender->ring();
     return true;
@@ -187,12 +195,14 @@ class ThreadTransport : public Transport {
   std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
     auto taken = std::make_shared<std::atomic<bool>>(false);
     Mailbox& mailbox = group_->mailbox(rank_, to);
+    Key key{tag, 0};
     {
       const std::lock_guard lock(mailbox.mutex);
-      mailbox.messages.push_back({{tag, mailbox.num_sent[tag]++}, data, num_bytes, taken, bell()});
+      key.number = mailbox.num_sent[tag]++;
+      mailbox.messages.push_back({key, data, num_bytes, taken, bell()});
     }
     group_->bell_of(to).ring();
-    return std::make_unique<ThreadSend>(std::move(taken), group_->process);
+    return std::make_unique<ThreadSend>(group_, mailbox, key, std::move(taken));
   }
 
   std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
@@ -260,18 +270,25 @@ void run_rank_threads(int num_ranks, const std::function<void(std::unique_ptr<Tr
   const auto world = std::make_shared<Group>(std::move(bells), process);
   std::mutex mutex;
   std::exception_ptr first_error;
+  const auto keep_error = [&] {
+    const std::lock_guard lock(mutex);
+    if (!first_error) first_error = std::current_exception();
+    process.fail();
+  };
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      run_in_long_turns();
-      try {
-        body(std::make_unique<ThreadTransport>(world, rank));
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!first_error) first_error = std::current_exception();
-        process.fail();
-      }
-    });
+  try {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        run_in_long_turns();
+        try {
+          body(std::make_unique<ThreadTransport>(world, rank));
+        } catch (...) {
+          keep_error();
+        }
+      });
+    }
+  } catch (...) {  // the system has no more threads
+    keep_error();
   }
   for (std::thread& thread : threads) thread.join();
   if (first_error) std::rethrow_exception(first_error);

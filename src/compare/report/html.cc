@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "compare/report/report_style.h"
+#include "data/tokenizers/text.h"
 
 namespace tessera {
 namespace {
@@ -25,6 +26,26 @@ std::string cell_text(const std::string& text) {
   return html;
 }
 
+/// Returns the text with U+FFFD for all that XML cannot have: ill-formed UTF-8, control characters, U+FFFE and U+FFFF.
+std::string with_xml_characters(std::string_view text) {
+  constexpr std::string_view kUnknown = "\xEF\xBF\xBD", kFffe = "\xEF\xBF\xBE", kFfff = "\xEF\xBF\xBF";
+  std::string characters(text), result;
+  data::repair_utf8(characters);
+  for (std::size_t i = 0; i < characters.size(); ++i) {
+    const std::string_view rest = std::string_view(characters).substr(i);
+    const bool is_control = static_cast<unsigned char>(rest[0]) < 0x20 && rest[0] != '\t' && rest[0] != '\n';
+    if (rest.starts_with(kFffe) || rest.starts_with(kFfff)) {
+      result += kUnknown;
+      i += kUnknown.size() - 1;
+    } else if (is_control) {
+      result += kUnknown;
+    } else {
+      result += rest[0];
+    }
+  }
+  return result;
+}
+
 /// Replaces the space between a number and its "%" by one that does not break.
 std::string with_hard_spaces(std::string html) {
   for (std::size_t at = html.find(" %"); at != std::string::npos; at = html.find(" %", at)) {
@@ -37,7 +58,7 @@ std::string with_hard_spaces(std::string html) {
 
 std::string html_escape(std::string_view text) {
   std::string escaped;
-  for (const char c : text) {
+  for (const char c : with_xml_characters(text)) {
     switch (c) {
       case '&':
         escaped += "&amp;";

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Throws Error unless the folder holds a run that has logged a step.
+/// Throws Error unless the folder holds a run.
 void require_run(const std::filesystem::path& folder);
 
 struct RunStatus {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "compare/report/html.h"
 
@@ -70,7 +71,8 @@ Axis y_axis(const Plot& plot) {
     range = {plot.y_range->first, plot.y_range->second};
   } else if (log) {
     const double factor = std::pow(range.high / range.low, kSpare);
-    range = {range.low / factor, range.high * factor};
+    range = {std::max(range.low / factor, std::numeric_limits<double>::min()),
+             std::min(range.high * factor, std::numeric_limits<double>::max())};
   } else {
     range = range.widened(kSpare);
   }

@@ -30,8 +30,13 @@ std::string split_identity(const char* key, const std::filesystem::path& dataset
 
 /// Returns the file's object. It is empty if the file is damaged, because that must not keep a run from going on.
 ordered_json earlier_info(const std::filesystem::path& path) {
-  const ordered_json info = ordered_json::parse(read_text_file(path), nullptr, false);
-  return info.is_object() ? info : ordered_json::object();
+  const std::string text = read_text_file(path);
+  try {
+    auto info = parse_json<ordered_json>(text, path.string());
+    if (info.is_object()) return info;
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch)
+  }
+  return ordered_json::object();
 }
 
 /// Returns the texts in an object of run.json whose keys make the run. The data's checksums are "dataset.<split>".

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/printable.h"
 
 namespace tessera {
 namespace {
@@ -30,7 +31,7 @@ const Family& family_of(const std::string& model_type, const std::string& where)
   fail(
       "{}: \"model_type\" is \"{}\"; expected \"deepseek_v3\" (DeepSeek-V3), \"deepseek_v2\" (DeepSeek-V2-Lite) or "
       "\"tessera\" (written by tessera convert --form remote-code)",
-      where, model_type);
+      where, printable(model_type));
 }
 
 /// Default epsilon of the RMSNorm classes of DeepseekV2 and DeepseekV3; transformers uses it for the latents' norms.
@@ -109,7 +110,7 @@ void read_rope(const Fields& fields, const Family& family, const std::string& wh
     m.rope_theta = number(rope, "rope_theta", m.rope_theta);
     const std::string scaling = text(rope, "rope_type", text(rope, "type", "default"));
     require(scaling == "default" || scaling == "yarn", "{}: RoPE scaling \"{}\" is not implemented; expected yarn",
-            where, scaling);
+            where, printable(scaling));
     if (scaling == "yarn") {
       m.rope_factor = number(rope, "factor");
       m.original_seq_len = integer(rope, "original_max_position_embeddings");
@@ -281,7 +282,7 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
   }
   const std::string scores = text(fields, "scoring_func", is_v2 ? "softmax" : "sigmoid");
   require(scores == "sigmoid" || scores == "softmax", "{}: \"scoring_func\" is \"{}\"; expected sigmoid or softmax",
-          where, scores);
+          where, printable(scores));
   const std::int64_t heads = integer(fields, "num_attention_heads");
   require(integer(fields, "num_key_value_heads", heads) == heads,
           "{}: \"num_key_value_heads\" is not \"num_attention_heads\"", where);

@@ -69,8 +69,10 @@ TEST_F(RankFiles, TellWhatTheirRankDoes) {
     EXPECT_EQ(read_rank_file(rank_file).section, Section::kCheckpoint);
     one.set_end(ExitStatus::kStorageFailed, "the disk is full");
     one.set_end(ExitStatus::kRankFailed, "a later error");
+    one.set_step(9);  // of a thread that does not know yet
   }
   const RankState state = read_rank_file(rank_file);
+  EXPECT_EQ(state.section, Section::kEnded);
   ASSERT_TRUE(state.end.has_value());
   EXPECT_EQ(state.end->exit_status, 74);
   EXPECT_EQ(state.end->message, "the disk is full");

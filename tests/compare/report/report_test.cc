@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "compare/report/html.h"
 #include "compare/report/report_style.h"
 #include "compare/report/svg_plot.h"
 #include "compare/statistics.h"
@@ -58,6 +59,19 @@ TEST(SvgPlot, DrawsWhatIsFinite) {
     EXPECT_THAT(odd, Not(HasSubstr("nan")));
     EXPECT_THAT(odd, HasSubstr("<text"));
   }
+  // Of the largest and the smallest numbers there are, no bound may become infinite or 0.
+  plot.log_y = true;
+  plot.series = {{{.x = {1, 2, 3}, .y = {5e-324, 1.0, 1e308}, .low = {}, .high = {}}, 0}};
+  const std::string wide = svg_plot(plot);
+  EXPECT_THAT(check_xml(wide), "");
+  EXPECT_THAT(wide, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
+}
+
+TEST(HtmlEscape, LeavesOnlyCharactersOfXml) {
+  EXPECT_EQ(html_escape("a\tb\nc\xc3\xbc"), "a\tb\nc\xc3\xbc");
+  const std::string escaped = html_escape(std::string("\0\x1b[1m \xef\xbf\xbe \xef\xbf\xbf caf\xe9 <", 20));
+  EXPECT_EQ(escaped, "\uFFFD\uFFFD[1m \uFFFD \uFFFD caf\uFFFD &lt;");
+  EXPECT_EQ(check_xml("<p>" + escaped + "</p>"), "");
 }
 
 TEST(Report, IsWellFormedSelfContainedAndEscaped) {

@@ -118,8 +118,12 @@ TEST(RunInfo, ChangesOnResumingAreRecorded) {
   // The run goes back to step 4, before the second change, so that change is dropped.
   EXPECT_EQ(start(4, {"--optimizer.lr=0.5"}), (nlohmann::json{{"optimizer.lr", List{"0.0008", "0.5 at step 3"}}}));
   EXPECT_TRUE(start(2, {}).empty());
-  data::write_file(scratch / "run/run.json", "damaged");
-  EXPECT_TRUE(start(2, {}).empty());
+  constexpr std::size_t kDepth = 300'000;  // copying such a value would overflow the stack
+  for (const std::string& damaged :
+       {std::string("damaged"), "{\"a\":" + std::string(kDepth, '[') + std::string(kDepth, ']') + "}"}) {
+    data::write_file(scratch / "run/run.json", damaged);
+    EXPECT_TRUE(start(2, {}).empty());
+  }
 }
 
 // A run that resumes in a new folder from a checkpoint elsewhere has no run.json yet. The checkpoint has its old
