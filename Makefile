@@ -17,6 +17,7 @@ AVX512 := ON
 configure_kernels = @grep -qsx TESSERA_AVX512:BOOL=$(AVX512) $(BUILD)/CMakeCache.txt || \
 	cmake --preset $(PRESET) -DTESSERA_AVX512=$(AVX512)
 PREFIX ?= /usr/local
+override PREFIX := $(abspath $(PREFIX))
 TESSERA := $(BUILD)/src/app/tessera
 CORPUS := data/corpus
 DATASET := data/gcide

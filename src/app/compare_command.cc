@@ -67,7 +67,8 @@ int compare(const CompareOptions& options) {
   const fs::path html = output_file(options.out, {});
   const fs::path json = output_file(options.json, fs::path(html).replace_extension(".json"));
   require(fs::weakly_canonical(html) != fs::weakly_canonical(json),
-          "the report and its JSON would both be '{}'; expected an --out that ends in .html", html.string());
+          "the report and its JSON would both be '{}'; expected another --json, or an --out that ends in .html",
+          html.string());
   std::vector<SideSpec> specs = parse_sides(options.sides);
   const fs::path runs =
       options.runs.empty() ? html.parent_path() / (html.stem().string() + "-runs") : fs::path(options.runs);

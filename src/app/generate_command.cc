@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
+#include "base/text.h"
 #include "data/load_tokenizer.h"
-#include "data/tokenizers/text.h"
 #include "generate/decoder.h"
 #include "generate/sampling.h"
 #include "ops/runtime/runtime.h"
@@ -195,14 +195,14 @@ class Generator {
 /// Continues one prompt, and prints the text as it grows.
 void generate_one(Generator& generator, const std::string& prompt) {
   std::size_t num_printed = 0;
-  fmt::print("{}", prompt);
-  std::fflush(stdout);
+  bool has_begun = false;
   generator.run({{.index = 0, .prompt = prompt, .tokens = {}}}, [&](const Text& text, bool done) {
+    if (!std::exchange(has_begun, true)) fmt::print("{}", prompt);  // after all warnings
     const std::string continuation = text.continuation(generator.tokenizer());
-    const std::size_t end = done ? continuation.size() : data::whole_characters(continuation);
+    const std::size_t end = done ? continuation.size() : whole_characters(continuation);
     if (end > num_printed) {
       std::string grown = continuation.substr(num_printed, end - num_printed);
-      data::repair_utf8(grown);
+      repair_utf8(grown);
       fmt::print("{}", grown);
       num_printed = end;
     }
@@ -217,7 +217,7 @@ void generate_file(Generator& generator, const GenerateOptions& options) {
   std::istringstream lines(read_text_file(options.prompts_file));
   for (std::string line; std::getline(lines, line);) {
     if (line.ends_with('\r')) line.pop_back();
-    data::repair_utf8(line);
+    repair_utf8(line);
     prompts.push_back(line);
   }
   require(!prompts.empty(), "'{}' has no line", options.prompts_file);
@@ -230,7 +230,7 @@ void generate_file(Generator& generator, const GenerateOptions& options) {
     generator.run(std::move(texts), [&](const Text& text, bool done) {
       if (!done) return;
       std::string continuation = text.continuation(generator.tokenizer());
-      data::repair_utf8(continuation);
+      repair_utf8(continuation);
       const nlohmann::ordered_json line = {{"index", text.index},
                                            {"prompt", text.prompt},
                                            {"text", continuation},
@@ -284,7 +284,7 @@ void add_generate_command(CLI::App& app) {
       ->capture_default_str();
   command->callback([options, prompt] {
     require(prompt->count() > 0 || !options->prompts_file.empty(), "generate: --prompt or --prompts is needed");
-    data::repair_utf8(options->prompt);
+    repair_utf8(options->prompt);
     Generator generator(*options);
     prompt->count() > 0 ? generate_one(generator, options->prompt) : generate_file(generator, *options);
     generator.report();

@@ -456,8 +456,9 @@ void add_time_command(CLI::App& parent) {
       ->capture_default_str();
   command->routing.add_to(*app);
   CLI::Option* tokens =
-      app->add_option("--tokens", command->tokens_of_run, "Tokens of the whole run: also says days and dollars")
-          ->check(is_number(1.0, 1e18));
+      app->add_option("--tokens", command->tokens_of_run,
+                      "With --cluster: tokens of the whole run, such as 1T; also says days and dollars")
+          ->transform(as_count(1, 1'000'000'000'000'000'000));
   CLI::Option* failures = app->add_option("--hours-between-failures", command->hours_between_failures,
                                           "Of the whole run: with --tokens, says what failures cost")
                               ->check(is_number(1e-3, 1e9))
@@ -479,6 +480,7 @@ void add_time_command(CLI::App& parent) {
 struct SearchCommand {
   std::string cluster, engine, out, html, validation;
   RoutingOptions routing;
+  bool replaces = false;
   std::vector<std::string> precisions;   // empty: the configuration's and those of the cluster
   std::vector<double> capacity_factors;  // empty: the configuration's, 1.1 and 1.5
   int num_ranks = 1, num_rows = 10;
@@ -488,6 +490,7 @@ struct SearchCommand {
     require_plans_for_gpus("`tessera plan search`");
     const std::vector<ValidatedRun> validated = validation_of(validation);
     const Cluster machine = cluster_with_engine(cluster, engine, job);
+    require(replaces || out.empty() || !path_exists(out), "'{}' exists; --force replaces it", out);
     const std::filesystem::path toml = out.empty() ? std::filesystem::path() : output_file(out, {});
     const std::filesystem::path page = html.empty() ? std::filesystem::path() : output_file(html, {});
     const std::optional<ExpertLoads> loads = routing.recorded(job);
@@ -596,6 +599,7 @@ void add_search_command(CLI::App& parent) {
       ->check(is_number(0.0, 1e6));
   app->add_option("--rows", command->num_rows, "Layouts to print")->transform(as_count(1, 1000))->capture_default_str();
   app->add_option("--out,--output", command->out, "Write the configuration of the fastest layout to this file");
+  app->add_flag("--force", command->replaces, "Replace that file if it exists");
   add_page_options(*app, command->html, command->validation);
   app->footer(
       "Keys of the configuration as in `tessera train`. Searched are the degrees of pipeline, tensor and expert\n"

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/stopwatch.h"
+#include "base/text.h"
 #include "comm/transport/mpi_transport.h"
 #include "system/child_process.h"
 #include "system/shell_word.h"
@@ -27,6 +28,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigName = "quickstart.toml";  // marks a folder that quickstart has made
 constexpr int kNumStages = 6;
+
+/// Returns a path as a string of TOML and JSON.
+std::string quoted(const fs::path& path) { return nlohmann::json(path.string()).dump(); }
 
 /// Returns the configuration of a model with 2 million parameters, whose steps take some 0.1 s on two cores.
 std::string config_text(const fs::path& folder, std::int64_t num_steps) {
@@ -77,9 +81,8 @@ keep_latest_k = 1
 [metrics]
 log_freq = {}
 )",
-      nlohmann::json((folder / "run").string()).dump(), std::max<std::int64_t>(1, num_steps / 20),
-      nlohmann::json((folder / "data").string()).dump(), num_steps, std::max<std::int64_t>(1, num_steps / 4), num_steps,
-      std::max<std::int64_t>(1, num_steps / 20));
+      quoted(folder / "run"), std::max<std::int64_t>(1, num_steps / 20), quoted(folder / "data"), num_steps,
+      std::max<std::int64_t>(1, num_steps / 4), num_steps, std::max<std::int64_t>(1, num_steps / 20));
 }
 
 /// Ends quickstart before its last stage, because of a child's exit status or a signal.
@@ -103,6 +106,12 @@ class Quickstart {
     const bool is_new = !fs::exists(folder_) || (fs::is_directory(folder_) && fs::is_empty(folder_));
     require(is_new || fs::exists(folder_ / kConfigName),
             "'{}' exists and was not made by quickstart; expected a new folder (--out FOLDER)", folder_.string());
+    require(is_utf8(folder_.string()), "--out is '{}', which is not UTF-8: a configuration cannot have that name",
+            printable(folder_.string()));
+    require(is_new || read_text_file(folder_ / kConfigName).find(quoted(folder_ / "run")) != std::string::npos,
+            "'{}' was made under another name or from another folder, which its configuration has: go there, or take "
+            "another --out",
+            folder_.string());
     create_folder(folder_);
     if (fs::exists(folder_ / kTimingName)) keep_seconds();
     if (!is_new) std::cout << fmt::format("'{}' is there: what is done is not done again\n", folder_.string());
@@ -138,7 +147,7 @@ class Quickstart {
     begin_stage("does MXFP8 cost anything? two short runs, in bfloat16 and in MXFP8");
     const std::string html = folder_ / "compare.html";
     const std::string short_run =
-        fmt::format("{} --training.steps={} --lr_scheduler.warmup_steps=2 --checkpoint.no-enable",
+        fmt::format("{} --training.steps={} --lr_scheduler.warmup_steps=2 --optimizer.lr=1e-3 --checkpoint.no-enable",
                     quoted_config(config), steps_in(seconds_ / 10.0));
     start({"compare", "bf16=" + short_run,
            "mxfp8=" + short_run + " --model.converters=quantize.linear.mx,quantize.grouped_mm.mx", "--seeds=1", "--out",
@@ -248,7 +257,7 @@ class Quickstart {
     std::cout << fmt::format(
         "\nAll of it is in '{}'; it took {:.0f} s. What next:\n"
         "  tessera train {} --training.steps={}   # go on from here\n"
-        "  tessera generate --checkpoint {} --prompt 'A rank' --seed 1\n"
+        "  tessera generate --checkpoint {} --prompt 'A rank' --max-new-tokens 100 --seed 1\n"
         "  tessera data prepare --input MY_TEXTS --tokenizer {} --output data/mine\n"
         "  tessera plan memory --model.flavor=16B --ranks 8 --available 80\n"
         "  tessera train --list-keys   # every key of the configuration\n",

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/printable.h"
+#include "base/text.h"
 #include "mx/formats.h"
 
 namespace tessera {

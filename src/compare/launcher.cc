@@ -174,11 +174,13 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   arguments.emplace_back("--metrics.log_freq=1");
   arguments.push_back("--job.dump_folder=" + run.folder.string());
   arguments.emplace_back("--job.run_id=compare");  // another start after an interruption is an attempt of the same run
-  ProgressBar progress("training", static_cast<std::uint64_t>(run.expected.num_steps()), "steps");
+  // Steps of an earlier start are not counted: they say nothing about how fast this one is.
+  const std::int64_t before = last_logged_step(run.folder);
+  ProgressBar progress("training", static_cast<std::uint64_t>(run.expected.num_steps() - before), "steps");
   Stopwatch since_read;
   const int status = wait_for(spawn(options.program, arguments, {.log = log}), stop, [&] {
     if (since_read.seconds() < 0.5) return;
-    progress.set(static_cast<std::uint64_t>(last_logged_step(run.folder)));
+    progress.set(static_cast<std::uint64_t>(std::max<std::int64_t>(0, last_logged_step(run.folder) - before)));
     since_read = {};
   });
   progress.clear();

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/parse_number.h"
-#include "base/printable.h"
+#include "base/text.h"
 #include "compare/statistics.h"
 #include "config/job_config.h"
 #include "run/record/run_files.h"
@@ -274,6 +274,10 @@ bool is_run(const fs::path& folder) {
 }
 
 std::vector<fs::path> find_runs(const fs::path& path) {
+  require(!fs::is_regular_file(path),
+          "'{}' is no folder of runs; if it is a configuration, its name must end in .toml, and one with spaces needs "
+          "double quotes within the side",
+          path.string());
   require(fs::is_directory(path),
           "there is no folder '{}'; expected a run's folder, a folder of runs, or a configuration (.toml)",
           path.string());

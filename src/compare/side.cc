@@ -7,7 +7,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "base/printable.h"
+#include "base/text.h"
 #include "run/record/run_info.h"
 
 namespace tessera {

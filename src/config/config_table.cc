@@ -12,7 +12,7 @@
 #include "base/nearest.h"
 #include "base/parse_count.h"
 #include "base/parse_number.h"
-#include "base/printable.h"
+#include "base/text.h"
 
 namespace tessera {
 namespace {

@@ -21,8 +21,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "data/file_kind.h"
-#include "data/tokenizers/text.h"
 #include "system/stop.h"
 
 namespace tessera::data {
@@ -43,6 +43,7 @@ namespace fs = std::filesystem;
 
 constexpr unsigned kReadBytes = 1u << 18;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+constexpr const char* kRenamesField = "`jq -c '{text: .content}' IN > OUT.jsonl` renames a field";
 
 /// Reads the bytes of a file, and decompresses them if they are gzip, in one member or several. zlib's own reader of
 /// files drops everything after a member that does not begin like a member. In a damaged file that may be most of it.
@@ -238,7 +239,8 @@ class JsonLinesReader : public DocumentReader {
             expected);
     require(object.is_object(), "{}: {}, got {}", origin, expected, object.type_name());
     const auto field = object.find("text");
-    require(field != object.end(), "{}: {}, got an object without \"text\": {}", origin, expected, quote_text(line_));
+    require(field != object.end(), "{}: {}, got an object without \"text\": {}: {}", origin, expected,
+            quote_text(line_), kRenamesField);
     require(field->is_string(), "{}: {}, got \"text\" that is {}", origin, expected, field->type_name());
     text = std::move(field->get_ref<std::string&>());
   }
@@ -385,7 +387,9 @@ std::string find_no_documents(std::string_view beginning, bool is_whole) {
   try {
     const bool is_documents = nlohmann::json::parse(line).contains("text");
     const bool is_alone = is_whole && !has_second_line(beginning);
-    return is_documents || !is_alone ? "" : "it is an object without \"text\": " + quote_text(line);
+    return is_documents || !is_alone
+               ? ""
+               : fmt::format("it is an object without \"text\": {}: {}", quote_text(line), kRenamesField);
   } catch (const nlohmann::json::exception& error) {
     // A line that is cut off in a string is damaged. Objects that take several lines are broken between values.
     const bool in_string = json_problem(error).find("missing closing quote") != std::string_view::npos;

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "data/shard.h"
-#include "data/tokenizers/text.h"
 
 namespace tessera::data {
 namespace {

@@ -61,8 +61,7 @@ Loader::Loader(const LoaderConfig& config) : config_(config) {
     // The header knows this, so a model that is too small for the tokenizer is refused now and not in an hour.
     require(shard.header().max_token_id < config.vocab_size,
             "shard '{}': it has the token id {}, but the model's vocabulary size is {} (the tokenizer's is "
-            "{}): make "
-            "the model's at least as large",
+            "{}): expected a model.args.vocab_size that is at least as large",
             shard.path().string(), shard.header().max_token_id, config.vocab_size, shard.header().vocab_size);
     num_tokens += shard.num_tokens();
     shard_ends_.push_back(num_tokens);

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "data/tokenizers/text.h"
+#include "base/text.h"
 #include "system/progress_bar.h"
 #include "tensor/philox.h"
 

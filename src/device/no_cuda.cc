@@ -12,7 +12,8 @@ namespace {
 bool is_built() { return false; }
 
 const char* why_unavailable() {
-  return "this build of Tessera has no CUDA: build it where nvcc 12.8 or newer is on the PATH, or run on a CPU";
+  return "this build of Tessera has no CUDA: `make install PRESET=release` builds it in where nvcc 12.8 or newer is on "
+         "the PATH; or run on a CPU";
 }
 
 int num_devices() { return 0; }

@@ -47,6 +47,8 @@ Cluster read(const std::filesystem::path& path, int depth = 0);
 /// `bytes` times as high.
 void add_operators_of(TomlReader reader, Cluster& cluster, int depth) {
   const std::filesystem::path path = cluster.path.parent_path() / reader.text("file");
+  require(path_exists(path), "'{}', $.operators_of.file: there is no '{}' beside it; copy that file, too",
+          cluster.path.string(), path.filename().string());
   Cluster other;
   if (path.extension() == ".json") {
     other.calibration = read_calibration(path);

@@ -120,7 +120,22 @@ void Trainer::resume() {
   const auto in_memory = copies != nullptr ? copies->newest_step() : std::nullopt;
   std::optional<ResumedFrom> resumed = checkpointer_.resume(data_.loader(), in_memory);
   if (!resumed && in_memory) resumed = copies->load(data_.loader());
-  if (resumed) resumed_ = std::move(*resumed);
+  if (!resumed) return;
+  resumed_ = std::move(*resumed);
+  keep_initial_weights();
+}
+
+void Trainer::keep_initial_weights() {
+  auto& given = config_.checkpoint;
+  const auto& saved = resumed_.config ? resumed_.config->checkpoint : given;  // rank 0 has it
+  if (is_first_rank() && !given.initial_load_path.empty() && given.initial_load_path != saved.initial_load_path) {
+    spdlog::warn("checkpoint.initial_load_path = '{}' has no effect: the run has checkpoints of its own",
+                 given.initial_load_path);
+  }
+  const std::string own = (saved.initial_load_in_hf ? "h" : "t") + saved.initial_load_path;
+  const std::string of_first_rank = broadcast_first_text(ranks_.world(), own, "the weights that the run began with");
+  given.initial_load_in_hf = of_first_rank.front() == 'h';
+  given.initial_load_path = of_first_rank.substr(1);
 }
 
 std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {

@@ -90,6 +90,9 @@ class Trainer {
   MetricsOptions metrics_options() const;
   /// Loads the newest state, from disk or from memory, if there is one.
   void resume();
+  /// Sets the keys of the initial weights to those that the run began with. It goes on from its own state, and what it
+  /// writes must say how it began.
+  void keep_initial_weights();
   /// Returns, on all ranks, the run that rank 0 has identified.
   RunIdentity share_run_identity();
   /// Compares and copies the state as far as it is due. No step may be under way.

@@ -12,8 +12,8 @@
 #include <sstream>
 #include <thread>
 
+#include "base/text.h"
 #include "checkpoint/checkpoint.h"
-#include "data/tokenizers/text.h"
 #include "device/cuda.h"
 #include "ops/runtime/inventory.h"
 #include "system/file_lock.h"
@@ -31,6 +31,16 @@ using data::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+/// Removes the log lines, which leaves the text that the command prints to standard output.
+std::string without_log_lines(const std::string& output) {
+  std::string kept;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("] info ") == std::string::npos && line.find("] warning ") == std::string::npos) kept += line + "\n";
+  }
+  return kept;
+}
 
 class Cli : public ::testing::Test {
  protected:
@@ -269,6 +279,10 @@ TEST_F(Cli, PlanSearchWritesTheFastestLayout) {
   EXPECT_THAT(found.output, AllOf(HasSubstr("layouts fit"), HasSubstr("ZBVZeroBubble"),
                                   HasSubstr("all GPUs equally fast"), HasSubstr("The fastest is in")));
   EXPECT_EQ(run({"plan", "memory", toml, "--ranks=4"}).status, 0);
+  const Finished again =
+      run({"plan", "search", toml, std::string("--cluster=") + CLUSTERS + "/h200.toml", "--ranks=4", "--out", toml});
+  EXPECT_EQ(again.status, 2);
+  EXPECT_THAT(again.output, HasSubstr("exists; --force replaces it"));
 }
 
 TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
@@ -553,6 +567,31 @@ TEST_F(Cli, LaunchSeesItsRanksEndAlsoIfItsCallerIgnoresChildren) {
   for (const std::string& word : train_arguments({})) arguments.push_back(word);
   const Finished finished = run(arguments, {"/usr/bin/env", "--ignore-signal=CHLD"});
   EXPECT_EQ(finished.status, 0) << finished.output;
+}
+
+TEST_F(Cli, AFirstRunThatWasInterruptedGoesOnToTheStepsThatItPlanned) {
+  ASSERT_EQ(run(train_arguments({"--training.steps=4", "--checkpoint.interval=2"})).status, 0);
+  const std::string config = scratch_ / "first.toml";
+  const Finished printed = run(train_arguments({"--training.steps=9", "--print-config"}));
+  data::write_file(config, without_log_lines(printed.output));
+  const auto first_run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {"/bin/bash", std::string(TESSERA_TEST_DATA) + "/../scripts/first_run.sh"};
+    std::vector<std::string> arguments = {config};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments, words);
+  };
+  const auto steps = [&] { return checkpoint_steps(checkpoints()).back(); };
+  const std::filesystem::path info = scratch_ / "outputs/run.json";  // as a first run of 6 steps had written it
+  std::string text = read_text_file(info);
+  const std::string before = "\"training.steps\": \"4\"";
+  ASSERT_NE(text.find(before), std::string::npos);
+  data::write_file(info, text.replace(text.find(before), before.size(), "\"training.steps\": \"6\""));
+  const Finished planned = first_run({});
+  EXPECT_EQ(planned.status, 0) << planned.output;
+  EXPECT_THAT(planned.output, AllOf(HasSubstr("goes on to step 6"), Not(HasSubstr("timing a step"))));
+  EXPECT_EQ(steps(), 6);
+  EXPECT_THAT(first_run({}).output, HasSubstr("3 steps take about"));  // what was planned is done
+  EXPECT_EQ(steps(), 9);
 }
 
 TEST_F(Cli, PathsMayHaveAnyBytes) {
@@ -917,16 +956,6 @@ TEST_F(Cli, ConvertingNeedsLittleMemory) {
   EXPECT_EQ(back.status, 0) << back.output;
 }
 
-/// Removes the log lines, which leaves the text that the command prints to standard output.
-std::string without_log_lines(const std::string& output) {
-  std::string kept;
-  std::istringstream lines(output);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.find("] info ") == std::string::npos && line.find("] warning ") == std::string::npos) kept += line + "\n";
-  }
-  return kept;
-}
-
 TEST_F(Cli, GeneratesFromACheckpoint) {
   ASSERT_EQ(run(train_arguments({"--training.steps=30", "--optimizer.lr=0.01"})).status, 0);
   const auto generate = [&](const std::vector<std::string>& more) {
@@ -949,7 +978,7 @@ TEST_F(Cli, GeneratesFromACheckpoint) {
   EXPECT_GT(first.size(), 10u);
   const std::string noise = generate({"--prompt", "a b", "--temperature", "1000"});  // bytes at random
   EXPECT_THAT(noise, HasSubstr("\xEF\xBF\xBD"));
-  EXPECT_TRUE(data::is_utf8(noise)) << noise;
+  EXPECT_TRUE(is_utf8(noise)) << noise;
   const Finished one =
       run({"generate", "--checkpoint", scratch_ / "outputs", "--max-new-tokens", "1", "--prompt", "a"});
   EXPECT_THAT(one.output, HasSubstr("generated: 1 tokens"));

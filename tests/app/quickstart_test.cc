@@ -40,6 +40,11 @@ TEST(Quickstart, GoesThroughItsStagesAndDoesNothingTwice) {
   EXPECT_THAT(second.output, HasSubstr("its runs are of --seconds 1, as at its first start"));
   EXPECT_THAT(second.output, AllOf(HasSubstr("what is done is not done again"), HasSubstr("nothing to do"),
                                    Not(HasSubstr("data prepare --input " + folder.string()))));
+  // The configuration has the folder's name. Under another one it would train in the old place.
+  fs::rename(folder, scratch / "renamed");
+  const Finished renamed = run(scratch, {"quickstart", "--out", scratch / "renamed", "--seconds=1"});
+  EXPECT_EQ(renamed.status, 2) << renamed.output;
+  EXPECT_THAT(renamed.output, HasSubstr("made under another name"));
 }
 
 TEST(Quickstart, CtrlCEndsItAndItGoesOn) {

@@ -10,7 +10,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "base/printable.h"
+#include "base/text.h"
 #include "system/file_lock.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"

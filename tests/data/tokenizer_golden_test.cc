@@ -6,8 +6,8 @@
 #include <cstring>
 #include <optional>
 
+#include "base/text.h"
 #include "data/tokenizers/hf_tokenizer.h"
-#include "data/tokenizers/text.h"
 #include "support.h"
 
 namespace tessera::data {

@@ -442,6 +442,26 @@ TEST_F(Trained, InitialWeightsAreOfTheFirstStartOnly) {
   EXPECT_TRUE(same_bits(resumed.weights, straight.weights));
 }
 
+/// run.json says which weights a run began with, whatever later starts are told.
+TEST_F(Trained, ARunKeepsTheInitialWeightsThatItBeganWith) {
+  const auto began_with = [&] {
+    return nlohmann::json::parse(
+               read_text_file(scratch_ / "outputs/run.json"))["config"]["checkpoint.initial_load_path"]
+        .get<std::string>();
+  };
+  const std::string other = "--checkpoint.initial_load_path=/elsewhere", back = "--checkpoint.load_step=4";
+  train(small_config(scratch_));
+  train(small_config(scratch_, {other, back}));
+  EXPECT_EQ(began_with(), "\"\"");
+  std::filesystem::rename(scratch_ / "outputs", scratch_ / "initial");
+  const std::string initial = (scratch_ / "initial").string();
+  train(small_config(scratch_, {"--checkpoint.initial_load_path=" + initial}));
+  for (int start = 0; start < 2; ++start) {  // the second one reads what the first one has saved
+    train(small_config(scratch_, {back}));
+    EXPECT_EQ(began_with(), '"' + initial + '"');
+  }
+}
+
 /// Every key of the optimizer changes the result of a run.
 TEST_F(Trained, KeysOfTheOptimizerTakeEffect) {
   const auto weights = [&](const std::string& key) {

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "base/printable.h"
+#include "base/text.h"
 #include "base/unix_time.h"
 #include "compare/run_record.h"
 #include "launch/launch_files.h"

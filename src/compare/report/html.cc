@@ -4,8 +4,8 @@
 
 #include <cctype>
 
+#include "base/text.h"
 #include "compare/report/report_style.h"
-#include "data/tokenizers/text.h"
 
 namespace tessera {
 namespace {
@@ -30,7 +30,7 @@ std::string cell_text(const std::string& text) {
 std::string with_xml_characters(std::string_view text) {
   constexpr std::string_view kUnknown = "\xEF\xBF\xBD", kFffe = "\xEF\xBF\xBE", kFfff = "\xEF\xBF\xBF";
   std::string characters(text), result;
-  data::repair_utf8(characters);
+  repair_utf8(characters);
   for (std::size_t i = 0; i < characters.size(); ++i) {
     const std::string_view rest = std::string_view(characters).substr(i);
     const bool is_control = static_cast<unsigned char>(rest[0]) < 0x20 && rest[0] != '\t' && rest[0] != '\n';

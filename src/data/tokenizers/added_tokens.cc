@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "data/tokenizers/text.h"
+#include "base/text.h"
 
 namespace tessera::data {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "data/tokenizers/text.h"
+#include "base/text.h"
 #include "system/stop.h"
 
 namespace tessera::data {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/text.h"
 #include "data/tokenizers/regex.h"
-#include "data/tokenizers/text.h"
 #include "data/tokenizers/tokenizer_json.h"
 
 namespace tessera::data {

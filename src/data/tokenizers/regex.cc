@@ -8,7 +8,7 @@
 #include <pcre2.h>
 
 #include "base/error.h"
-#include "data/tokenizers/text.h"
+#include "base/text.h"
 
 namespace tessera::data {
 namespace {

@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "data/tokenizers/sentencepiece_model_check.h"
-#include "data/tokenizers/text.h"
 #include "system/stop.h"
 
 namespace tessera::data {

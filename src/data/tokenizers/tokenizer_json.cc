@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "data/tokenizers/text.h"
+#include "base/text.h"
 
 namespace tessera::data {
 namespace {

@@ -267,14 +267,13 @@ RunIdentity MemoryCopies::after_earlier_starts(RunIdentity run) {
 void MemoryCopies::open(const RunIdentity& given, const data::LoaderState& loader) {
   const RunIdentity run = after_earlier_starts(given);
   folder_ = CopyFolder(config_.job.node_folder, run);
-  JobConfig config = recorded_config(config_, mesh_.num_data_ranks());
   header_ = {.run = run.id,
              .attempt = run.attempt,
              .rank = ranks_.rank(),
              .shard = placement_.own().shard,
              .identity = identity_of(config_, mesh_.degrees, loader),
              .loader = {},
-             .config = config_table(config).to_toml(),
+             .config = {},
              .payload_bytes = placement_.own().state_bytes};
   std::vector<StoredCopy> own;
   run_long_together(ranks_.world(), "the check of copies in memory", [&] {
@@ -445,6 +444,8 @@ void MemoryCopies::delete_leftovers(bool with_chosen) const {
 }
 
 void MemoryCopies::allocate() {
+  JobConfig config = recorded_config(config_, mesh_.num_data_ranks());  // as the resume has left it
+  header_.config = config_table(config).to_toml();
   run_together(ranks_.world(), "the deletion of old copies in memory", [&] { delete_leftovers(false); });
   has_leftovers_ = !chosen_.empty();
   run_together(ranks_.world(), "the memory of copies", [&] {

@@ -3,11 +3,11 @@
 #include <sentencepiece_trainer.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "data/load_tokenizer.h"
 #include "data/sentencepiece_trainer.h"
 #include "data/tokenizers/byte_tokenizer.h"
 #include "data/tokenizers/sentencepiece_tokenizer.h"
-#include "data/tokenizers/text.h"
 #include "tensor/philox.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"

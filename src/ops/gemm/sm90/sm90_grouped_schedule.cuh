@@ -273,12 +273,11 @@ class WgradSchedule {
   const Tiles tiles_;
   const bool assign_;
   const int rank_, num_clusters_, share_;
-  int expert_ = 0;
-  int turn_ = 0;  // the share that gets the first pair of the next expert whose pairs are all whole
-  // Of the current expert: steps of a pair, this share's next whole pair, and the number of whole pairs.
-  int steps_ = 0, pair_ = 0, whole_pairs_ = 0;
-  // What is left of this share of the cut pairs. Units are their steps, numbered through all of these pairs.
-  int unit_ = 0, unit_end_ = 0;
+  // turn_: the share that gets the first pair of the next expert whose pairs are all whole.
+  int expert_ = 0, turn_ = 0;
+  // Of the current expert: steps of a pair, this share's next whole pair, and the number of whole pairs. Then what is
+  // left of this share of the cut pairs, in units. These are their steps, numbered through all of these pairs.
+  int steps_ = 0, pair_ = 0, whole_pairs_ = 0, unit_ = 0, unit_end_ = 0;
 };
 
 }  // namespace tessera::cuda::sm90

@@ -1,11 +1,11 @@
-#include "data/tokenizers/text.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 
-namespace tessera::data {
+namespace tessera {
 namespace {
 
 struct Sequence {
@@ -124,6 +124,16 @@ std::string quote_text(std::string_view text) {
   return size == text.size() ? quoted + '"' : fmt::format("{}...\" ({} bytes)", quoted, text.size());
 }
 
+std::string printable(std::string_view text) {
+  constexpr std::size_t kMaxShown = 200;
+  std::string shown;
+  for (const char c : text.substr(0, kMaxShown)) {
+    const auto byte = static_cast<std::uint8_t>(c);
+    shown += byte >= 0x20 && byte < 0x7F ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
+  }
+  return text.size() > kMaxShown ? shown + "..." : shown;
+}
+
 std::size_t first_piece_size(std::string_view text, std::size_t max_bytes) {
   TESSERA_CHECK(max_bytes >= 8, "max_bytes {}", max_bytes);
   if (text.size() <= max_bytes) return text.size();
@@ -146,4 +156,4 @@ std::size_t whole_characters(std::string_view text) {
   return text.size();
 }
 
-}  // namespace tessera::data
+}  // namespace tessera

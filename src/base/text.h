@@ -1,4 +1,4 @@
-// Repairs UTF-8 text and cuts it into pieces.
+// Repairs UTF-8 text, cuts it into pieces, and shows it in messages.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::data {
+namespace tessera {
 
 /// Replaces every ill-formed part of `text` with U+FFFD and returns how many there were. An ill-formed part is a
 /// maximal subpart as in the Unicode Standard 15.0, section 3.9 (the web does the same). Well-formed text, which is
@@ -28,6 +28,10 @@ bool is_blank(std::string_view text);
 /// Returns `text` for a message: in quotes, with control characters as \x00, and cut off (with its size) if it is long.
 std::string quote_text(std::string_view text);
 
+/// Returns a short text of a file, such as a name, for a message: bytes that are not printable ASCII as \xNN, and at
+/// most 200 of them, with "..." after them if there are more.
+std::string printable(std::string_view text);
+
 /// Returns the length in bytes of the first piece if `text` is cut into pieces of about `max_bytes` (at least 8). A
 /// text that is not longer is one piece. A cut is before the last run of spaces (U+0020) that begins in the second half
 /// of the limit, so that words stay whole. Without such a run, the cut is at the last character boundary. `text` must
@@ -38,4 +42,4 @@ std::size_t first_piece_size(std::string_view text, std::size_t max_bytes);
 /// not UTF-8 count as whole.
 std::size_t whole_characters(std::string_view text);
 
-}  // namespace tessera::data
+}  // namespace tessera

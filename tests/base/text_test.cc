@@ -1,8 +1,9 @@
-#include "data/tokenizers/text.h"
+#include "base/text.h"
 
-#include "tests/data/support.h"
+#include <fmt/format.h>
+#include <gtest/gtest.h>
 
-namespace tessera::data {
+namespace tessera {
 namespace {
 
 std::string repaired(std::string text, std::uint64_t expected_count) {
@@ -89,4 +90,4 @@ TEST(WholeCharacters, LeavesOutWhatHasOnlyBegun) {
 }
 
 }  // namespace
-}  // namespace tessera::data
+}  // namespace tessera
