@@ -4,24 +4,42 @@ without copies in memory and the check of replicas, in turns on one machine. Ste
 another one, which computes the same.
 
     bench/guards.py --tessera build/release/src/app/tessera [--dataset data/gcide]
+    bench/guards.py --tessera build/release/src/app/tessera --gpu    # one GPU and a large state
 
 Copies and checks are made after every step, so that their cost stands out; the share is that of every 20 and every 50
 steps. Prints a table with 95 % intervals. Fails if `tessera launch` slows 200 steps down for certain, or if copies and
 checks take more than 1 % of long steps.
+
+On a GPU, copies in memory and saves are made every 60 steps of 3 layers of the 16B model (18.7 GiB of state). The time
+of 60 steps with one is compared with that of 60 steps without. It includes all that training waited for.
 """
 
 import argparse
 import math
+import os
 import statistics
 import sys
+import tempfile
 
-from training_run import train
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/cluster"))
+
+from lab import Follower, make_dataset  # noqa: E402
+from training_run import output_of, train  # noqa: E402
 
 SHAPE = ["--training.seq_len=256", "--training.local_batch_size=2", "--checkpoint.enable=true",
          "--checkpoint.interval=100000"]
 REPLICAS = ["--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=1"]
 COPY_INTERVAL, CHECK_INTERVAL = 20, 50
 LIMIT = 0.01
+GPU_INTERVAL = 60
+ON_GPU = ["--training.device=cuda", "--training.seq_len=4096", "--training.local_batch_size=4",
+          "--training.global_batch_size=16", "--model.flavor=16B", "--model.args.n_layers=3",
+          "--debug.moe_force_load_balance=true", "--activation_checkpoint.mode=selective", "--metrics.log_freq=1",
+          f"--training.steps={4 * GPU_INTERVAL + 2}"]
+GPU_MODES = {"copies in memory": ["--checkpoint.enable=true", "--checkpoint.interval=100000",
+                                  f"--checkpoint.memory_interval={GPU_INTERVAL}"],
+             "saves": ["--checkpoint.enable=true", f"--checkpoint.interval={GPU_INTERVAL}",
+                       "--checkpoint.async_mode=async"]}
 
 
 def step_seconds(args, steps, options, launch=False):
@@ -75,18 +93,46 @@ def compare_guards(args, missed):
         missed.append("copies and checks")
 
 
+def window_seconds(args, keys):
+    """Returns how long each GPU_INTERVAL steps took, without the first ones."""
+    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+        follower = Follower(folder)
+        follower.start()
+        output_of([args.tessera, "launch", "--ranks-per-node", "1", "--", "train", *ON_GPU, *keys,
+                   f"--training.dataset_path={args.dataset}", f"--job.dump_folder={folder}"])
+        follower.end()
+    at = {step: time for time, _, step, _, _ in follower.steps}
+    return [at[begin + GPU_INTERVAL] - at[begin] for begin in range(GPU_INTERVAL, 4 * GPU_INTERVAL, GPU_INTERVAL)]
+
+
+def compare_on_gpu(args):
+    without = window_seconds(args, [])
+    print(f"| every {GPU_INTERVAL} steps | a step, s | one takes, s | of {GPU_INTERVAL} steps, % |")
+    for mode, keys in GPU_MODES.items():
+        mean, half = difference([[0.0]] * len(without), [[b - a] for a, b in zip(without, window_seconds(args, keys))])
+        print(f"| {mode} | {statistics.mean(without) / GPU_INTERVAL:.3f} | {mean:.2f} ± {half:.2f} | "
+              f"{100 * mean / statistics.mean(without):.2f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tessera", required=True)
     parser.add_argument("--dataset", default="data/gcide")
     parser.add_argument("--scratch", help="where the runs' folders are for the time of the run")
+    parser.add_argument("--gpu", action="store_true", help="measure copies and saves of a GPU's large state instead")
     parser.add_argument("--rounds", type=int, default=5, choices=range(2, 11))
     parser.add_argument("--long-rounds", type=int, default=3, choices=range(2, 11))
     parser.add_argument("--long-batch", type=int, default=32, help="sequences per step, for steps of 2 s and more")
     args = parser.parse_args()
     missed = []
-    compare_launch(args, missed)
-    compare_guards(args, missed)
+    if args.gpu:
+        with tempfile.TemporaryDirectory() as folder:
+            args.dataset = os.path.join(folder, "dataset")
+            make_dataset(args.tessera, args.dataset)
+            compare_on_gpu(args)
+    else:
+        compare_launch(args, missed)
+        compare_guards(args, missed)
     if missed:
         sys.exit(f"more than it may take: {', '.join(missed)}")
 

@@ -10,8 +10,9 @@ has it), and the laboratory's courses, if `make -C lab` has built them. It write
 machine, libraries, commit, hashes of the sources' code, logs and every measured line. --mutants [KIND,...] also runs
 tests/gpu_mutants.py. With --made FOLDER it tests the programs there, which `gpu_mutants.py --make` built from the same
 sources. --sanitizer [FILTER] also runs tests/compute_sanitizer.sh. --faults MESH,... also runs tests/gpu_faults.py on
-all GPUs, --backends tests/gpu_backends.py, --gpus PART,... these parts of bench/gpus.py, and --forecast FILE the steps
-of that forecast. --compare 'SIDE SIDE...' also runs `tessera compare`, whose runs must be those of this program.
+all GPUs, --backends tests/gpu_backends.py, --guards bench/guards.py on one, --gpus PART,... these parts of
+bench/gpus.py, and --forecast FILE the steps of that forecast. --compare 'SIDE SIDE...' also runs `tessera compare`,
+whose runs must be those of this program.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
 the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
@@ -74,6 +75,7 @@ SOURCES = {
     "faults": ["src/launch/*.*", "src/launch/watch/*", "src/run/*.*", "src/run/state/*", "src/comm/*.*",
                "src/comm/observe/*", "tests/gpu_faults.py", "tests/lost_gpu.cc"],
     "backends": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION, "tests/gpu_backends.py"],
+    "guards": ["src/run/*.*", "src/run/state/*", "src/device/cuda*", "bench/guards.py"],
     "forecast": [*TRAINING_KERNELS, *MODEL, *COMMUNICATION],
     "losses": [*TRAINING_KERNELS, *MODEL],
     "decoding": [*KERNELS, *DECODING, "src/model/*.*", "src/device/cuda_graph.*", "src/generate/*",
@@ -229,6 +231,8 @@ def make(args):
                         [sys.executable, ROOT / "tests/gpu_faults.py", *on_all, "--only", args.faults]))
     if args.backends:
         logs.append(run("gpu_backends.py", [sys.executable, ROOT / "tests/gpu_backends.py", *on_all]))
+    if args.guards:
+        logs.append(run("guards.py", [sys.executable, ROOT / "bench/guards.py", "--gpu", "--tessera", tessera]))
     if args.forecast:
         logs.append(run("forecast_gpu.py", [sys.executable, ROOT / "bench/forecast_gpu.py", "--tessera", tessera,
                                             "--measure", args.forecast]))
@@ -420,6 +424,13 @@ def forecast(record):
     return [line for line in lines_of_log(record, "forecast_gpu.py") if line.startswith("|")]
 
 
+def guards(record):
+    """Returns the table of what copies and saves of a large state cost."""
+    head, *rows = [[cell.strip() for cell in line.strip("| ").split("|")]
+                   for line in lines_of_log(record, "guards.py") if line.startswith("|")]
+    return table(head, rows)
+
+
 def losses(record):
     """Returns the table of runs that were compared: the first side is the baseline."""
     rows = []
@@ -505,8 +516,8 @@ def of_bytes(record):
 
 
 PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes,
-         "decoding": decoding, "faults": faults, "backends": backends, "forecast": forecast, "losses": losses,
-         "gpus_cells": gpus_cells, "gpus_scaling": gpus_scaling, "gpus_layers": gpus_layers,
+         "decoding": decoding, "faults": faults, "backends": backends, "guards": guards, "forecast": forecast,
+         "losses": losses, "gpus_cells": gpus_cells, "gpus_scaling": gpus_scaling, "gpus_layers": gpus_layers,
          "gpus_dispatch": gpus_dispatch, "lab_grouped_gemm": course("grouped_gemm", "TFLOP/s"),
          "lab_dispatch": course("dispatch", "GB/s")}
 
@@ -643,6 +654,7 @@ def main():
     maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
     maker.add_argument("--faults", metavar="MESH,...", help="with tests/gpu_faults.py")
     maker.add_argument("--backends", action="store_true", help="with tests/gpu_backends.py")
+    maker.add_argument("--guards", action="store_true", help="with bench/guards.py --gpu")
     maker.add_argument("--forecast", type=pathlib.Path, metavar="FILE", help="with bench/forecast_gpu.py --measure")
     maker.add_argument("--compare", metavar="SIDES", help="with tessera compare; its arguments without --out")
     maker.add_argument("--gpus", default="", metavar="PART,...", help="with these parts of bench/gpus.py")

@@ -7,11 +7,13 @@
 // there: new pages take two to three times as long to fill. On a GPU start() returns at once, and the copy has a stream
 // of its own. For each piece, the stream has a transfer to pinned memory of the size of one piece, and a function of
 // the host that copies it to the pageable piece. Only that memory is pinned, once: pinning is slower than the copy, and
-// waits for the whole GPU. Pieces are large because the queue of a stream holds about a thousand operations.
+// waits for the whole GPU. Pieces on a GPU are large because few functions of the host fit a stream's queue. With more,
+// start() waits, and the GPU gets no work: 150 pieces of 128 MiB took 0.7 to 2 s of a 16B model's training.
 //
 // docs/checkpoints.md says why there is memory for all numbers, and the GPU does not wait for the storage.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +32,7 @@ namespace tessera {
 
 class Snapshot {
  public:
-  static constexpr std::size_t kPieceBytes = std::size_t{128} << 20;
+  static constexpr std::size_t kPieceBytes = std::size_t{128} << 20, kPieceBytesOnGpu = std::size_t{512} << 20;
   static constexpr std::size_t kSpareBytes = std::size_t{1} << 30;
 
   /// Returns whether saves of a run on this device write from a copy.
@@ -39,12 +41,14 @@ class Snapshot {
   }
   /// Returns the most memory of the host that a copy of so many bytes takes.
   static std::size_t peak_bytes(std::size_t num_bytes, Device device) {
-    return num_bytes + (device == Device::kCuda ? kPieceBytes : 0);
+    return num_bytes + (device == Device::kCuda ? std::min(num_bytes, kPieceBytesOnGpu) : 0);
   }
 
-  /// `state_read_done` is TrainingStep's on GPUs, and must outlive the object. It is null on CPUs. Throws Error if a
-  /// GPU gets no pinned memory.
-  explicit Snapshot(cuda::Event* state_read_done, std::size_t piece_bytes = kPieceBytes);
+  /// Of a state of so many bytes. `state_read_done` is TrainingStep's on GPUs, and must outlive the object. It is null
+  /// on CPUs. Throws Error if a GPU gets no pinned memory.
+  Snapshot(std::size_t num_bytes, cuda::Event* state_read_done);
+  /// With pieces of this size, which is not 0.
+  Snapshot(cuda::Event* state_read_done, std::size_t piece_bytes);
   /// Waits until the GPU no longer copies. No thread may read any more.
   ~Snapshot();
   Snapshot(const Snapshot&) = delete;
