@@ -35,11 +35,11 @@ GPU_INTERVAL = 60
 ON_GPU = ["--training.device=cuda", "--training.seq_len=4096", "--training.local_batch_size=4",
           "--training.global_batch_size=16", "--model.flavor=16B", "--model.args.n_layers=3",
           "--debug.moe_force_load_balance=true", "--activation_checkpoint.mode=selective", "--metrics.log_freq=1",
-          f"--training.steps={4 * GPU_INTERVAL + 2}"]
+          f"--training.steps={3 * GPU_INTERVAL + 2}"]
 GPU_MODES = {"copies in memory": ["--checkpoint.enable=true", "--checkpoint.interval=100000",
                                   f"--checkpoint.memory_interval={GPU_INTERVAL}"],
              "saves": ["--checkpoint.enable=true", f"--checkpoint.interval={GPU_INTERVAL}",
-                       "--checkpoint.async_mode=async"]}
+                       "--checkpoint.async_mode=async", "--checkpoint.keep_latest_k=1"]}
 
 
 def step_seconds(args, steps, options, launch=False):
@@ -102,7 +102,7 @@ def window_seconds(args, keys):
                    f"--training.dataset_path={args.dataset}", f"--job.dump_folder={folder}"])
         follower.end()
     at = {step: time for time, _, step, _, _ in follower.steps}
-    return [at[begin + GPU_INTERVAL] - at[begin] for begin in range(GPU_INTERVAL, 4 * GPU_INTERVAL, GPU_INTERVAL)]
+    return [at[begin + GPU_INTERVAL] - at[begin] for begin in range(GPU_INTERVAL, 3 * GPU_INTERVAL, GPU_INTERVAL)]
 
 
 def compare_on_gpu(args):

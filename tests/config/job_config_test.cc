@@ -83,6 +83,11 @@ TEST(JobConfig, NumbersThatCannotWork) {
   EXPECT_THAT(error_of("[training]\nsteps = \"many\"\n"), HasSubstr("integer"));
   EXPECT_THAT(error_of("[training\n"), HasSubstr("config:1"));
   EXPECT_THAT(error_of("", {"--lr_scheduler.decay_type=step"}), HasSubstr("linear, sqrt, cosine"));
+  for (const auto& [name, type] :
+       {std::pair{"linear", DecayType::kLinear}, {"sqrt", DecayType::kSqrt}, {"cosine", DecayType::kCosine}}) {
+    const std::string given = fmt::format("--lr_scheduler.decay_type={}", name);
+    EXPECT_EQ(parse_job_config("", {given}).lr_scheduler.decay_type, type) << name;
+  }
   for (const char* number :
        {"optimizer.lr=inf", "optimizer.eps=inf", "optimizer.weight_decay=nan", "model.args.load_balance_coeff=nan",
         "model.args.load_balance_coeff=-0.001", "model.args.seq_balance_loss_coeff=-1.0",

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 
 namespace tessera {
 namespace {
@@ -22,6 +23,7 @@ TEST(LrSchedule, DecayShapes) {
   LrSchedule schedule{.warmup_steps = 0, .decay_ratio = -1.0, .decay_type = DecayType::kCosine, .min_lr_factor = 0.0};
   // All 10 steps are decay: stable is 1, and p = s / 10.
   EXPECT_DOUBLE_EQ(schedule.factor(0, 10), 1.0);
+  EXPECT_NEAR(schedule.factor(2, 10), 0.5 * (1.0 + std::cos(0.2 * std::numbers::pi)), 1e-12);
   EXPECT_NEAR(schedule.factor(5, 10), 0.5, 1e-12);
   schedule.decay_type = DecayType::kSqrt;
   EXPECT_NEAR(schedule.factor(4, 10), 1.0 - std::sqrt(0.4), 1e-12);

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <set>
 
+#include "comm/transport/forwarding_transport.h"
 #include "tests/comm/ranks.h"
 #include "tests/health/findings.h"
 
@@ -97,6 +99,41 @@ TEST(LinkCheck, TwoRanksAreComparedWithWhatIsExpectedOnly) {
   const Cluster cluster(2, 1, 0.0, 1.0);
   EXPECT_THAT(cluster.judge(), IsEmpty());
   EXPECT_THAT(cluster.judge({.expected_pair_between = 40.0}), ElementsAre("linkSlow rank 0 on n1 - rank 1 on n2"));
+}
+
+/// Changes a number in every message of rank 0 that has this many bytes or more.
+class FlipsBits : public ForwardingTransport {
+ public:
+  FlipsBits(std::unique_ptr<Transport> transport, std::size_t least)
+      : ForwardingTransport(std::move(transport)), least_(least) {}
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    if (rank() != 0 || num_bytes < least_) return transport().send(data, num_bytes, to, tag);
+    copies_.emplace_back(data, data + num_bytes);
+    copies_.back()[2] ^= std::byte{0x40};
+    return transport().send(copies_.back().data(), num_bytes, to, tag);
+  }
+  std::unique_ptr<Transport> split(int color, int order, std::string_view axis) override {
+    return std::make_unique<FlipsBits>(transport().split(color, order, axis), least_);
+  }
+
+ private:
+  std::size_t least_;
+  std::deque<std::vector<std::byte>> copies_;  // which stay until the messages have arrived
+};
+
+TEST(LinkCheck, WrongNumbersAreFound) {
+  const auto flip = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+    return std::make_unique<FlipsBits>(std::move(transport), 8192);
+  };
+  comm_test::with_ranks(
+      2,
+      [&](ProcessGroup& world) {
+        const RankPlaces places{.nodes = {0, 0}, .hosts = {"n1", "n2"}};
+        const LinkReport report =
+            check_links(world, places, nullptr, {.num_bytes = 1 << 20, .repeats = 1, .slow_share = 0.0});
+        EXPECT_THAT(names_of(report.findings), ElementsAre("linkWrong", "linkWrong", "linkWrong n1 to n2"));
+      },
+      {.wrap = flip});
 }
 
 }  // namespace

@@ -134,5 +134,14 @@ TEST(Ladder, WhatARestartCannotMendStopsWithItsOwnStatus) {
   EXPECT_EQ(Ladder(10, true).decide(failure(FailureKind::kTakenOver, "n1"), 1, 0).status, ExitStatus::kTakenOver);
 }
 
+/// Nodes that are slow or sick at the same step do not show that the program or the data is at fault.
+TEST(Ladder, SlowAndSickNodesSayNothingOfTheStep) {
+  for (const FailureKind kind : {FailureKind::kRankSlow, FailureKind::kNodeSick}) {
+    Ladder ladder(10, false);
+    for (const char* node : {"n1", "n2", "n3", "n4"})
+      EXPECT_EQ(ladder.decide(failure(kind, node, 5), 1, 0).action, Action::kReplace);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "launch/incident.h"
 #include "launch/launch_files.h"
 #include "tests/data/support.h"
@@ -78,6 +80,18 @@ TEST(Incident, SaysWhatWasLostOnceTheRunGoesOn) {
   EXPECT_EQ(json["blamed"]["node"], "n2");
   EXPECT_TRUE(json["blamed"]["rank"].is_null());
   EXPECT_THAT(describe(incident), HasSubstr("(n4 for n2), since n2 is lost. The run went on from step 20"));
+}
+
+TEST(LaunchState, MeanTimesArePerIncident) {
+  LaunchState state;
+  state.begin = 1000.0;
+  state.time = 1600.0;
+  state.incidents = 3;
+  state.seconds_lost = 60.0;
+  std::map<std::string, double> values;
+  for (const Measurement& one : measurements_of(state, {})) values[one.name] = one.value;
+  EXPECT_EQ(values.at("mtbf_seconds"), 200.0);
+  EXPECT_EQ(values.at("mttr_seconds"), 20.0);
 }
 
 }  // namespace

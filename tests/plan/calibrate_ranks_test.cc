@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "base/version.h"
 #include "config/job_config.h"
 #include "plan/run_forecast.h"
@@ -14,9 +15,23 @@
 namespace tessera {
 namespace {
 
+/// Measures two ranks. What else runs on the machine may make a larger transfer the faster one, so there are some
+/// tries.
+void calibrate(std::vector<RankValue> (&values)[2]) {
+  constexpr int kTries = 5;
+  for (int i = 1;; ++i) {
+    try {
+      comm_test::with_ranks(2, [&](ProcessGroup& world) { values[world.rank()] = calibrate_ranks(world, nullptr); });
+      return;
+    } catch (const Error& error) {
+      if (i == kTries || std::string(error.what()).find("took no longer for more bytes") == std::string::npos) throw;
+    }
+  }
+}
+
 TEST(CalibrateRanks, RanksMeasureTransfersAndEachOther) {
   std::vector<RankValue> values[2];
-  comm_test::with_ranks(2, [&](ProcessGroup& world) { values[world.rank()] = calibrate_ranks(world, nullptr); });
+  calibrate(values);
   Calibration calibration;
   calibration.between_ranks = values[0];
   const auto value = [&](const std::string& name) { return calibration.between_ranks_value(name); };

@@ -431,5 +431,48 @@ TEST(RunForecast, DirectSendsARowOncePerRankAndDomain) {
   EXPECT_GT(standard, direct);  // a copy for every choice
 }
 
+/// A row of one byte, and one rate of 1 byte per second while all others are free: the time is the number of bytes.
+TEST(RunForecast, DirectSendsAsManyBytesAsItSays) {
+  const JobConfig job = config_of_ranks({"--parallelism.expert_parallel_comm_backend=direct"});
+  const MeshDegrees degrees = resolve({.ep = 4}, 4);
+  const ModelConfig& model = job.model.args;
+  const auto seconds = [&](double Cluster::*rate) {
+    Cluster one = free_cluster();
+    one.gpus_per_domain = 2;
+    one.*rate = 1.0;
+    const TransferTimes times(one, job, degrees, 0, experts_spread(one, job, degrees, RoutingKind::kForced));
+    return times.seconds({.kind = "dispatch",
+                          .axis = "ep",
+                          .num_ranks = 4,
+                          .bytes = 1.0,
+                          .choices = {.num_experts = model.num_experts, .top_k = model.top_k},
+                          .pass = {}});
+  };
+  Cluster two = free_cluster();
+  two.gpus_per_domain = 2;
+  const double others = experts_spread(two, job, degrees, RoutingKind::kForced).other_ranks();
+  EXPECT_DOUBLE_EQ(seconds(&Cluster::network_bytes_per_second), 1.0);
+  EXPECT_DOUBLE_EQ(seconds(&Cluster::direct_bytes_per_second), others);
+  const auto sms = static_cast<double>(job.parallelism.expert_parallel_num_sms);
+  EXPECT_DOUBLE_EQ(seconds(&Cluster::sm_written_per_second), static_cast<double>(model.top_k) / sms);
+}
+
+TEST(RunForecast, TheSpreadHasAllLinesOfAllMicroBatches) {
+  for (const Layout& layout : layouts()) {
+    SCOPED_TRACE(layout.name);
+    Layout two = layout;
+    two.overrides.push_back("--training.local_batch_size=2");
+    const std::int64_t batches = layout.num_ranks / (layout.degrees.tp * layout.degrees.cp * layout.degrees.pp);
+    two.overrides.push_back(fmt::format("--training.global_batch_size={}", 4 * batches));
+    const RunForecast result = forecast(two, costly_cluster());
+    for (const ForecastLine& line : result.step.ranks.front().lines) {
+      EXPECT_NEAR(line.error_seconds, kUnmeasuredError * line.seconds, 1e-12) << line.name;
+    }
+    double flop = 0.0;
+    for (const ForecastLine& line : result.step.ranks[result.step.slowest].lines) flop += line.flop;
+    EXPECT_DOUBLE_EQ(result.executed_flop, flop);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

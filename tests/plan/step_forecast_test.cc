@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "config/job_config.h"
@@ -297,6 +298,54 @@ TEST(StepForecast, AClassThatWasNotMeasuredIsNamed) {
   const std::string missing = class_of(operators.back());
   calibration.operators.erase(missing);
   expect_error([&] { forecast_with(config, calibration); }, {"here.json", missing});
+}
+
+TEST(StepForecast, WorkOfAttentionExpertsAndSums) {
+  for (const auto& overrides : {kFloat32, kMxfp8}) {
+    const JobConfig config = small_config(overrides);
+    const TrainingStep step(config);
+    const ModelConfig& model = config.model.args;
+    std::map<std::string, double> flop;
+    double num_layers = 0.0, qk = 0.0, v = 0.0;
+    for (const RecordedOperator& call : step.dry_run().operators()) {
+      const double of_call = work_of(call)[OperatorWork::kFlop];
+      flop[call.name] += of_call;
+      if (call.name.starts_with("grouped_")) flop["experts"] += of_call;
+      if (call.name == "gemm" || call.name.starts_with("linear_")) flop["dense"] += of_call;
+      if (call.name == "mla_attention_forward") {
+        num_layers += 1.0;
+        qk = static_cast<double>(call.operands[0].shape[1]);
+        v = static_cast<double>(call.operands[4].shape[1]);
+      }
+      if (!call.accumulates) continue;  // such a call also reads its output
+      RecordedOperator plain = call;
+      plain.accumulates = false;
+      const auto& output = call.operands.back();
+      const auto num_bytes = output.shape.num_elements() * static_cast<std::int64_t>(size_of(output.dtype));
+      EXPECT_DOUBLE_EQ(work_of(call).bytes() - work_of(plain).bytes(), output.used * static_cast<double>(num_bytes))
+          << call.name;
+    }
+    ASSERT_GT(num_layers, 0.0);
+    constexpr double kTokens = 2 * 32, kSeq = 32;  // of small_config(); a query sees half of the keys on average
+    EXPECT_DOUBLE_EQ(flop["mla_attention_forward"], num_layers * kTokens * kSeq * (qk + v));
+    EXPECT_DOUBLE_EQ(flop["mla_attention_backward"], num_layers * kTokens * kSeq * (3 * qk + 2 * v));
+    double weights = 0.0, experts = 0.0;
+    const Parameters& parameters = step.model().parameters();
+    for (ParamId id = 0; id < parameters.size(); ++id) {
+      const auto& spec = parameters.spec(id);
+      const auto size = static_cast<double>(spec.shape.num_elements());
+      if (spec.shape.num_dims() == 3) experts += size;
+      if (spec.shape.num_dims() == 2 && spec.name != "tok_embeddings.weight") weights += size;
+    }
+    EXPECT_DOUBLE_EQ(flop["dense"], 6.0 * weights * kTokens);
+    for (const char* product : {"grouped_linear_wgrad", "grouped_linear_dgrad"}) {
+      EXPECT_DOUBLE_EQ(flop[product], flop["grouped_linear_forward"]) << product;
+    }
+    const double per_token = experts / static_cast<double>(model.num_experts) * static_cast<double>(model.top_k);
+    if (overrides == kFloat32) {
+      EXPECT_DOUBLE_EQ(flop["experts"], 6.0 * per_token * kTokens);
+    }
+  }
 }
 
 }  // namespace

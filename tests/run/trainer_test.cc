@@ -13,6 +13,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <thread>
 
 #include "base/json.h"
@@ -261,6 +262,7 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
                                 "--profiling.enable_profiling", "--profiling.profile_freq=4"}));
   std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
   std::vector<std::int64_t> steps, validated, saved;
+  std::vector<double> last_loads;
   for (std::string line; std::getline(file, line);) {
     const auto json = nlohmann::json::parse(line);
     if (json.contains("validation_loss")) {
@@ -278,6 +280,7 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
     EXPECT_GT(json["loss"].get<double>(), 0.0);
     EXPECT_GE(json["expert_load_max_over_mean"].get<double>(), 1.0);
     EXPECT_EQ(json["expert_load_per_layer"].size(), 3u);
+    last_loads = json["expert_load_per_layer"].get<std::vector<double>>();
     EXPECT_GT(json["tokens_per_second"].get<double>(), 0.0);
     const auto& seconds = json["seconds"];
     EXPECT_GE(json["step_seconds"].get<double>(), seconds["forward"].get<double>() + seconds["backward"].get<double>() +
@@ -291,6 +294,12 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
   const ExpertLoads loads = read_expert_loads(scratch_ / "outputs");
   EXPECT_EQ(loads.step, 8);
   EXPECT_EQ(loads.tokens.size(), 3u);
+  std::vector<double> max_over_mean;
+  for (const auto& [layer, tokens] : loads.tokens) {
+    const double mean = std::accumulate(tokens.begin(), tokens.end(), 0.0) / static_cast<double>(tokens.size());
+    max_over_mean.push_back(std::ranges::max(tokens) / mean);
+  }
+  EXPECT_THAT(max_over_mean, ::testing::UnorderedPointwise(::testing::DoubleNear(1e-9), last_loads));
   for (const auto& [layer, tokens] : loads.tokens) EXPECT_GE(loads.busiest_rank(layer, std::ssize(tokens), 2), 1.0);
 
   const auto trace = nlohmann::json::parse(read_text_file(scratch_ / "outputs" / "profile_traces" / "step-8.json"));

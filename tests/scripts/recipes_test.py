@@ -24,6 +24,11 @@ def run(*words, **options):
     return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
+def options_of(*command):
+    """Returns the options that a command's help lists."""
+    return set(re.findall(r"--[\w-]+", run(TESSERA, *command, "--help").stdout))
+
+
 def variant(*words):
     return run(os.path.join(ROOT, "recipes", "variant.sh"), *words)
 
@@ -61,7 +66,7 @@ class Recipes(unittest.TestCase):
                                                "PRECISION": precision, "EXCHANGE": exchange})
                 self.assertEqual(called.returncode, 0, called.stdout)
                 launch, train = called.stdout.split("\n--\n")
-                known = run(TESSERA, "launch", "--help").stdout
+                known = options_of("launch")
                 for option in re.findall(r"^--[\w-]+", launch, re.M):
                     self.assertIn(option, known)
                 shown = run(TESSERA, *train.split(), "--print-config")
@@ -102,7 +107,7 @@ class Recipes(unittest.TestCase):
         for name in ("tessera_health.sh", "tessera_prolog.sh"):
             with open(os.path.join(SLURM, name)) as file:
                 words = re.search(r'exec "\$program" (health \w+)(.*)', file.read(), re.S)
-            known = run(TESSERA, *words.group(1).split(), "--help").stdout
+            known = options_of(*words.group(1).split())
             for option in re.findall(r"--[\w-]+", words.group(2)):
                 self.assertIn(option, known)
 

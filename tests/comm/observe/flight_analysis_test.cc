@@ -124,6 +124,10 @@ TEST(FlightAnalysis, ARankThatWasContinuedToBeEnded) {
   EXPECT_THAT(found.ranks, ElementsAre(1));
   EXPECT_EQ(found.sure, Certainty::kLikely);
   EXPECT_THAT(found.reason, HasSubstr("rank 1 was stopped for 3.5 s"));
+  // A stop that was long ago is not to blame.
+  std::vector<RankState> later = states;
+  later[1].operation_since_ns = later[1].stopped_until_ns + 10'000'000'000;
+  EXPECT_THAT(culprit_of(later).reason, ::testing::Not(HasSubstr("was stopped")));
   // If the whole run was suspended, all ranks were stopped, and none is blamed for it.
   for (RankState& state : states) {
     state.stopped_from_ns = 5'000'000'000;
@@ -180,6 +184,10 @@ TEST(FlightAnalysis, AnErrorOfItsOwnIsBlamedOnItsRank) {
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_EQ(found.sure, Certainty::kCertain);
   EXPECT_EQ(found.reason, "rank 2 ended with exit status 1: check failed");
+  // Whoever sends a signal asks all ranks to end.
+  const Culprit asked = culprit_of(
+      {ended(waiting(0, 9), 70, "late"), waiting(1, 9), ended(computing(2, 8), 143, "signal 15"), waiting(3, 9)});
+  EXPECT_THAT(asked.reason, ::testing::Not(HasSubstr("ended with exit status")));
 }
 
 /// No rank is to blame for a step that is not finite, or for an error that the ranks have told each other.

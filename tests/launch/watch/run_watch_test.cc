@@ -285,5 +285,28 @@ TEST_F(RunWatchTest, RanksThatDoNotComeFailTheStart) {
   EXPECT_EQ(now, 301.0);
 }
 
+/// Steps of 4 s are long enough that three times a step is more than the 5 s that count for short ones.
+TEST_F(RunWatchTest, ALongStepHangsAfterThreeTimesItsLength) {
+  for (std::int64_t step = 1; step <= 20; ++step) {
+    for (double now = 4.0 * static_cast<double>(step); now < 4.0 * static_cast<double>(step + 1); now += 1.0) {
+      report(now, step);
+      EXPECT_FALSE(watch_.find(now));
+    }
+  }
+  constexpr double kHalf = 0.5;
+  double now = 83.0;
+  std::optional<Failure> found;
+  while (!found && now < 110.0) {
+    now += kHalf;
+    for (RankReport& rank : ranks_) {
+      rank.section_seconds = now - 80.0;
+      watch_.report(node(rank.rank), {rank}, now);
+    }
+    found = watch_.find(now);
+  }
+  ASSERT_TRUE(found);
+  EXPECT_NEAR(now, 92.5, kHalf + 0.01);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -44,6 +44,9 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
     r.expert_load = {1.5, 2.5};
     r.expert_tokens = {{1.0 * static_cast<double>(step), 3.0}, {5.0, 0.0}};
     r.seconds.forward = 0.5;
+    r.seconds.data = 0.01;
+    r.seconds.backward = 0.25;
+    r.seconds.optimizer = 0.125;
     r.ended = begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                           std::chrono::duration<double>(seconds_after));
     return r;
@@ -89,6 +92,8 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
   EXPECT_NEAR(lines[4]["tokens_per_second"], 200.0 / 4 / 2, 1e-6);
   EXPECT_NEAR(lines[4]["step_seconds"], 2.0, 1e-6);
   EXPECT_NEAR(lines[4]["seconds"]["forward"], 0.5, 1e-6);
+  EXPECT_NEAR(lines[4]["seconds"]["backward"], 0.25, 1e-6);
+  EXPECT_NEAR(lines[4]["seconds"]["optimizer"], 0.125, 1e-6);
   EXPECT_NEAR(lines[4]["tflops"], 25.0 * 3e9 * 1e-12, 1e-9);
   EXPECT_NEAR(lines[4]["mfu"], 25.0 * 3e9 / 1e12, 1e-9);
   EXPECT_LT(lines[6]["step_seconds"], 1.0 - 0.025);  // the pause does not count
@@ -236,6 +241,8 @@ TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
   result.learning_rate = 0.25;
   result.num_tokens = 100;
   result.expert_load = {1.5};
+  result.seconds.forward = 0.5;
+  result.seconds.backward = 0.25;
   result.sqnr = {{.module = "a", .x = 31.0, .w = 33.0, .d_y = {}},
                  {.module = "b", .x = 29.0, .w = 32.0, .d_y = 30.0},
                  {.module = "c", .x = 30.0, .w = 31.0, .d_y = {}}};
@@ -254,6 +261,11 @@ TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
   EXPECT_EQ(scalars.at("_overview/lr"), 0.25f);
   EXPECT_EQ(scalars.at("_overview/tokens_per_second"), scalars.at("throughput(tps)"));
   EXPECT_EQ(scalars.at("moe/expert_load_max_over_mean/layers.1.moe"), 1.5f);
+  EXPECT_EQ(scalars.at("time_metrics/forward(s)"), 0.5f);
+  EXPECT_EQ(scalars.at("time_metrics/backward(s)"), 0.25f);
+  const auto sqnr = nlohmann::json::parse(read_text_file(scratch / "metrics.jsonl"))["quantization_sqnr_db"];
+  EXPECT_EQ(sqnr["b"]["w"], 32.0);
+  EXPECT_EQ(sqnr["b"]["dy"], 30.0);
   EXPECT_EQ(scalars.at("quantization_sqnr_db/x_lowest"), 29.0f);
   EXPECT_EQ(scalars.at("quantization_sqnr_db/x_median"), 30.0f);
   EXPECT_EQ(scalars.at("quantization_sqnr_db/w_lowest"), 31.0f);
