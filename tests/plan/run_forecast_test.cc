@@ -461,7 +461,7 @@ TEST(RunForecast, TheSpreadHasAllLinesOfAllMicroBatches) {
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(layout.name);
     Layout two = layout;
-    two.overrides.push_back("--training.local_batch_size=2");
+    two.overrides.emplace_back("--training.local_batch_size=2");
     const std::int64_t batches = layout.num_ranks / (layout.degrees.tp * layout.degrees.cp * layout.degrees.pp);
     two.overrides.push_back(fmt::format("--training.global_batch_size={}", 4 * batches));
     const RunForecast result = forecast(two, costly_cluster());
