@@ -426,9 +426,9 @@ def forecast(record):
 
 def guards(record):
     """Returns the table of what copies and saves of a large state cost."""
-    head, *rows = [[cell.strip() for cell in line.strip("| ").split("|")]
-                   for line in lines_of_log(record, "guards.py") if line.startswith("|")]
-    return table(head, rows)
+    titles, *rows = [line.strip("| ").split(" | ")
+                     for line in lines_of_log(record, "guards.py") if line.startswith("|")]
+    return table(titles, rows)
 
 
 def losses(record):

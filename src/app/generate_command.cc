@@ -124,10 +124,10 @@ class Generator {
     const Stopwatch prefill_watch;
     for (std::size_t slot = 0; slot < texts.size(); ++slot) {
       append(texts[slot], decoder.prefill(static_cast<std::int64_t>(slot), texts[slot].tokens));
-      ++num_generated_;
       num_prompt_tokens_ += texts[slot].num_prompt_tokens;
       on_token(texts[slot], false);
     }
+    num_texts_ += texts.size();
     prefill_seconds_ += prefill_watch.seconds();
 
     const Stopwatch decode_watch;
@@ -152,7 +152,6 @@ class Generator {
         if (done[slot]) continue;
         append(texts[slot], logits.subspan(slot * vocab, vocab));
         on_token(texts[slot], false);
-        ++num_generated_;
         ++num_decoded_;
       }
     }
@@ -162,7 +161,7 @@ class Generator {
   void report() const {
     // The prompts' pass makes each text's first token, so it does not count for the rate.
     spdlog::info("prompts: {} tokens in {:.2f} s; generated: {} tokens at {:.1f} tokens/s", num_prompt_tokens_,
-                 prefill_seconds_, num_generated_,
+                 prefill_seconds_, num_texts_ + num_decoded_,
                  decode_seconds_ > 0 ? static_cast<double>(num_decoded_) / decode_seconds_ : 0.0);
   }
 
@@ -188,7 +187,7 @@ class Generator {
   Model model_;
   std::vector<std::int32_t> unknown_ids_, order_;
   std::vector<float> logits_;
-  std::size_t num_prompt_tokens_ = 0, num_generated_ = 0, num_decoded_ = 0;
+  std::size_t num_texts_ = 0, num_prompt_tokens_ = 0, num_decoded_ = 0;
   double prefill_seconds_ = 0.0, decode_seconds_ = 0.0;
 };
 

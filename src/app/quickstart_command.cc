@@ -213,8 +213,7 @@ class Quickstart {
 
   /// Takes the time to train from the start that measured the steps. The runs there have been made for that time.
   void keep_seconds() {
-    const nlohmann::json timed = timing();
-    const double before = timed.contains("seconds") ? timed["seconds"].get<double>() : seconds_;
+    const double before = timing().value("seconds", seconds_);
     if (before != seconds_) {
       std::cout << fmt::format(
           "its runs are of --seconds {:g}, as at its first start; another --out takes other ones\n", before);

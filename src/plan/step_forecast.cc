@@ -254,7 +254,7 @@ class RankFold {
   /// The time, as in begin_, from which a stream has nothing to do. A transfer that the operators wait for is done
   /// then.
   std::map<std::string_view, double> stream_is_free_;
-  /// The part of a dispatcher's calls that they add if they run beside another micro-batch; not set: they do not.
+  /// Calls of a dispatcher that run beside another micro-batch add this part of their time. It is not set if none do.
   std::optional<double> added_part_of_calls_;
   double num_calls_ = 0.0;
   std::map<std::string, double> calls_of_pass_;

@@ -408,53 +408,56 @@ TEST(RunForecast, WhatAGpuHasNoKernelsForIsRefused) {
           {"expert_parallel_num_sms is 8", "8 SMs"});
 }
 
-TEST(RunForecast, DirectSendsARowOncePerRankAndDomain) {
+/// Returns four GPUs in domains of two, for which everything but what a test adds is free.
+Cluster free_domains_of_two() {
   Cluster cluster = free_cluster();
   cluster.gpus_per_domain = 2;
-  const auto seconds = [&](const char* backend) {
-    Cluster one = cluster;
-    one.network_bytes_per_second = 1.0;
-    const JobConfig job = config_of_ranks({fmt::format("--parallelism.expert_parallel_comm_backend={}", backend)});
-    const MeshDegrees degrees = resolve({.ep = 4}, 4);
-    const TransferTimes times(one, job, degrees, 0, experts_spread(one, job, degrees, RoutingKind::kForced));
-    const ModelConfig& model = job.model.args;
-    return times.seconds({.kind = "dispatch",
-                          .axis = "ep",
-                          .num_ranks = 4,
-                          .bytes = 1.0,
-                          .choices = {.num_experts = model.num_experts, .top_k = model.top_k},
-                          .pass = {}});
-  };
-  const double direct = seconds("direct"), standard = seconds("standard");
+  return cluster;
+}
+
+RoutingSpread spread_over_four(const Cluster& cluster, const JobConfig& job) {
+  return experts_spread(cluster, job, resolve({.ep = 4}, 4), RoutingKind::kForced);
+}
+
+/// Returns how long a dispatch between four ranks takes whose rows have one byte.
+double seconds_of_dispatch(const Cluster& cluster, const JobConfig& job) {
+  const TransferTimes times(cluster, job, resolve({.ep = 4}, 4), 0, spread_over_four(cluster, job));
+  const ModelConfig& model = job.model.args;
+  return times.seconds({.kind = "dispatch",
+                        .axis = "ep",
+                        .num_ranks = 4,
+                        .bytes = 1.0,
+                        .choices = {.num_experts = model.num_experts, .top_k = model.top_k},
+                        .pass = {}});
+}
+
+JobConfig config_with_backend(const std::string& backend) {
+  return config_of_ranks({"--parallelism.expert_parallel_comm_backend=" + backend});
+}
+
+TEST(RunForecast, DirectSendsARowOncePerRankAndDomain) {
+  Cluster cluster = free_domains_of_two();
+  cluster.network_bytes_per_second = 1.0;
+  const double direct = seconds_of_dispatch(cluster, config_with_backend("direct")),
+               standard = seconds_of_dispatch(cluster, config_with_backend("standard"));
   EXPECT_GT(direct, 0.0);
   EXPECT_LE(direct, 1.0);       // to one other domain
   EXPECT_GT(standard, direct);  // a copy for every choice
 }
 
-/// A row of one byte, and one rate of 1 byte per second while all others are free: the time is the number of bytes.
+/// One rate is 1 byte per second, while all others are free. So the time is the number of bytes.
 TEST(RunForecast, DirectSendsAsManyBytesAsItSays) {
-  const JobConfig job = config_of_ranks({"--parallelism.expert_parallel_comm_backend=direct"});
-  const MeshDegrees degrees = resolve({.ep = 4}, 4);
-  const ModelConfig& model = job.model.args;
+  const JobConfig job = config_with_backend("direct");
   const auto seconds = [&](double Cluster::*rate) {
-    Cluster one = free_cluster();
-    one.gpus_per_domain = 2;
+    Cluster one = free_domains_of_two();
     one.*rate = 1.0;
-    const TransferTimes times(one, job, degrees, 0, experts_spread(one, job, degrees, RoutingKind::kForced));
-    return times.seconds({.kind = "dispatch",
-                          .axis = "ep",
-                          .num_ranks = 4,
-                          .bytes = 1.0,
-                          .choices = {.num_experts = model.num_experts, .top_k = model.top_k},
-                          .pass = {}});
+    return seconds_of_dispatch(one, job);
   };
-  Cluster two = free_cluster();
-  two.gpus_per_domain = 2;
-  const double others = experts_spread(two, job, degrees, RoutingKind::kForced).other_ranks();
   EXPECT_DOUBLE_EQ(seconds(&Cluster::network_bytes_per_second), 1.0);
-  EXPECT_DOUBLE_EQ(seconds(&Cluster::direct_bytes_per_second), others);
+  EXPECT_DOUBLE_EQ(seconds(&Cluster::direct_bytes_per_second),
+                   spread_over_four(free_domains_of_two(), job).other_ranks());
   const auto sms = static_cast<double>(job.parallelism.expert_parallel_num_sms);
-  EXPECT_DOUBLE_EQ(seconds(&Cluster::sm_written_per_second), static_cast<double>(model.top_k) / sms);
+  EXPECT_DOUBLE_EQ(seconds(&Cluster::sm_written_per_second), static_cast<double>(job.model.args.top_k) / sms);
 }
 
 TEST(RunForecast, TheSpreadHasAllLinesOfAllMicroBatches) {

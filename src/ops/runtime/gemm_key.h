@@ -33,7 +33,8 @@ struct GemmKey {
   GemmBatch batch;
   bool transpose_a, transpose_b, accumulate;
   DType dtype, dtype_c;
-  /// Powers of two that divide the operands' addresses, in bytes. blas_gemm (ops/runtime/blas_gemm.h) sets them.
+  /// These are powers of two that divide the operands' addresses, in bytes. blas_gemm (ops/runtime/blas_gemm.h) sets
+  /// them.
   unsigned alignment_a = 0, alignment_b = 0, alignment_c = 0;
   bool operator==(const GemmKey&) const = default;
 };

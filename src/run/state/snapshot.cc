@@ -17,7 +17,7 @@ namespace {
 /// How many bytes a thread copies at once.
 constexpr std::int64_t kGrain = std::int64_t{2} << 20;
 /// How many threads at most fill a piece beside a GPU. On the host of an H200 one thread copies to new pages at 1.3
-/// GB/s, and 12 threads at 19 GB/s, while PCIe brings 38 GB/s. Training's threads only launch kernels then.
+/// GB/s, and 12 threads at 19 GB/s, while PCIe brings 55 GB/s. Training's threads only launch kernels then.
 constexpr int kMostThreads = 16;
 /// If no piece is filled for so long, the GPU is asked whether it has failed, after which it calls no function.
 constexpr std::chrono::seconds kSilence{10};

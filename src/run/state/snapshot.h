@@ -44,10 +44,10 @@ class Snapshot {
     return num_bytes + (device == Device::kCuda ? std::min(num_bytes, kPieceBytesOnGpu) : 0);
   }
 
-  /// Of a state of so many bytes. `state_read_done` is TrainingStep's on GPUs, and must outlive the object. It is null
-  /// on CPUs. Throws Error if a GPU gets no pinned memory.
+  /// Makes a snapshot for copies of up to `num_bytes` bytes. `state_read_done` is TrainingStep's on GPUs, and must
+  /// outlive the object. It is null on CPUs. Throws Error if a GPU gets no pinned memory.
   Snapshot(std::size_t num_bytes, cuda::Event* state_read_done);
-  /// With pieces of this size, which is not 0.
+  /// Makes one whose pieces have this size, which is not 0.
   Snapshot(cuda::Event* state_read_done, std::size_t piece_bytes);
   /// Waits until the GPU no longer copies. No thread may read any more.
   ~Snapshot();

@@ -59,7 +59,7 @@ TEST(SvgPlot, DrawsWhatIsFinite) {
     EXPECT_THAT(odd, Not(HasSubstr("nan")));
     EXPECT_THAT(odd, HasSubstr("<text"));
   }
-  // Of the largest and the smallest numbers there are, no bound may become infinite or 0.
+  // The smallest and the largest numbers must not make a bound of the axis 0 or infinite.
   plot.log_y = true;
   plot.series = {{{.x = {1, 2, 3}, .y = {5e-324, 1.0, 1e308}, .low = {}, .high = {}}, 0}};
   const std::string wide = svg_plot(plot);

@@ -80,7 +80,7 @@ struct Kernel : Sizes<kProduct> {
   using S::kStepK, S::kWgrad;
   using Shared = sm90::Shared<kProduct>;
   using Stage = typename Shared::Stage;
-  // The majors of A and of B in the form that is not transposed.
+  // These are the majors of A and of B in the form that is not transposed.
   static constexpr ptx::Major kRowMajor = kWgrad ? ptx::Major::kMN : ptx::Major::kK;
   static constexpr ptx::Major kOtherMajor = kProduct == Product::kForward ? ptx::Major::kK : ptx::Major::kMN;
   static constexpr ptx::Major kMajorA = kTransposed ? kOtherMajor : kRowMajor;

@@ -273,10 +273,11 @@ class WgradSchedule {
   const Tiles tiles_;
   const bool assign_;
   const int rank_, num_clusters_, share_;
-  // turn_: the share that gets the first pair of the next expert whose pairs are all whole.
+  // turn_ is the share that gets the first pair of the next expert whose pairs are all whole.
   int expert_ = 0, turn_ = 0;
-  // Of the current expert: steps of a pair, this share's next whole pair, and the number of whole pairs. Then what is
-  // left of this share of the cut pairs, in units. These are their steps, numbered through all of these pairs.
+  // A pair of the current expert takes steps_ steps. pair_ is this share's next pair of the whole_pairs_ that are not
+  // cut. The steps of those that are cut are units. They are numbered through all of these pairs, and this share still
+  // has unit_ to unit_end_ - 1.
   int steps_ = 0, pair_ = 0, whole_pairs_ = 0, unit_ = 0, unit_end_ = 0;
 };
 
