@@ -1,22 +1,33 @@
 #include "base/parse_count.h"
 
 #include <charconv>
+#include <limits>
+
+#include "base/parse_number.h"
 
 namespace tessera {
 namespace {
 
-/// Returns the factor that a unit stands for, or 0 if there is no such unit.
+/// Returns base^exponent, which must fit.
+std::int64_t power_of(std::int64_t base, std::size_t exponent) {
+  std::int64_t power = 1;
+  for (std::size_t i = 0; i < exponent; ++i) power *= base;
+  return power;
+}
+
+/// Returns the factor that a unit stands for, or 0 if there is no such unit. The exponent in 2e9 is one, too.
 std::int64_t factor_of(std::string_view unit) {
   if (unit.empty()) return 1;
+  if (unit[0] == 'e') {
+    const auto exponent = parse_number<unsigned>(unit.substr(1));
+    return exponent && *exponent <= std::numeric_limits<std::int64_t>::digits10 ? power_of(10, *exponent) : 0;
+  }
   const bool is_binary = unit.size() == 2 && unit[1] == 'i';
   if ((unit.size() > 1 && !is_binary) || unit == "Bi") return 0;
   constexpr std::string_view kUnits = "kMGT";
   const char letter = unit[0] == 'K' ? 'k' : unit[0] == 'B' ? 'G' : unit[0];
-  const std::size_t power = kUnits.find(letter);
-  if (power == std::string_view::npos) return 0;
-  std::int64_t factor = 1;
-  for (std::size_t i = 0; i <= power; ++i) factor *= is_binary ? 1024 : 1000;
-  return factor;
+  const std::size_t index = kUnits.find(letter);
+  return index == std::string_view::npos ? 0 : power_of(is_binary ? 1024 : 1000, index + 1);
 }
 
 }  // namespace

@@ -185,7 +185,7 @@ std::vector<DataMistake> mistakes() {
        train("@a.txt", "32k"),
        {"32000 pieces", "10 bytes", "at most", "smaller vocabulary"}},
       {"a vocabulary too small", text, train("@a.txt", "100"), {"100", "more than 259"}},
-      {"a count with an unknown unit", text, train("@a.txt", "32x"), {"--vocab-size", "'32x'", "32k or 1.5M"}},
+      {"a count with an unknown unit", text, train("@a.txt", "32x"), {"--vocab-size", "'32x'", "as in 32k, 1.5M"}},
       {"a negative count",
        text,
        prepare("@a.txt", "bytes", {"--shard-tokens=-5"}),

@@ -78,7 +78,7 @@ std::vector<Mistake> mistakes_with_words() {
       {"spaces around '='", train({"--training.steps", "=", "5"}), {"a space before '='", "--training.steps=VALUE"}},
       {"a space behind '='", train({"--training.steps=", "5"}), {"a space behind '='", "expected --training.steps=5"}},
       {"a space in a unit", train({"--training.steps=8 k"}), {"'8 k'", "a whole number, with a unit", "32k"}},
-      {"an exponent in a count", train({"--training.steps=1e3"}), {"'1e3'", "a whole number, with a unit"}},
+      {"a count that is not whole", train({"--training.steps=1e-3"}), {"'1e-3'", "a whole number, with a unit"}},
       {"below 0", train({"--training.steps=-5"}), {"training.steps is -5", "expected", "more than 0"}},
       {"a boolean for a number", train({"--optimizer.lr=true"}), {"'true'", "number", "4e-4"}},
       {"yes for true", train({"--validation.enable=yes"}), {"'yes'", "true or false"}},

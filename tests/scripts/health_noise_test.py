@@ -123,18 +123,22 @@ def watch(options):
                 stderr=subprocess.STDOUT)
         storm_is_over, stop, found = threading.Event(), threading.Event(), {}
         levels, last = {}, 0.0
+        verdicts_since = 0  # the port was last away; the second one is of a look that began after that
         try:
             while not os.path.exists(os.path.join(verdicts, "verdict.json")):
                 assert daemon.poll() is None, open(log_path).read()
                 time.sleep(0.01)
             scraper = threading.Thread(target=scrape, args=(address, storm_is_over, stop, found), daemon=True)
             scraper.start()
-            begin, full = time.time(), False
+            begin, full, writable_since = time.time(), False, None
             while time.time() - begin < options.seconds:
                 assert daemon.poll() is None, f"the daemon ended with {daemon.returncode}:\n{open(log_path).read()}"
                 node.move()
-                if node.random.random() < 0.1 and (away := node.vanish()) >= options.period:
-                    raise Interrupted(f"a port was away for {away:.2f} s: the daemon may call the node bad")
+                # Two looks in succession that do not find the port would be right to call the node bad.
+                if verdicts_since >= 2 and node.random.random() < 0.2:
+                    if (away := node.vanish()) >= options.period:
+                        raise Interrupted(f"a port was away for {away:.2f} s: the daemon may call the node bad")
+                    verdicts_since = 0
                 share = (time.time() - begin) / options.seconds
                 if share > 0.1 and not storm_is_over.is_set():
                     storm_is_over.set()
@@ -147,11 +151,13 @@ def watch(options):
                 if share >= 0.5 and full and os.path.isfile(verdicts):
                     os.remove(verdicts)
                     os.rename(verdicts + "~", verdicts)
+                    writable_since = time.time()
                 try:
                     with open(os.path.join(verdicts, "verdict.json")) as file:
                         verdict = json.load(file)
                     if verdict["time"] != last:
                         last = verdict["time"]
+                        verdicts_since += 1
                         levels[verdict["level"]] = levels.get(verdict["level"], 0) + 1
                         assert verdict["level"] != "bad", verdict
                 except (FileNotFoundError, NotADirectoryError):
@@ -166,7 +172,7 @@ def watch(options):
             status = daemon.wait(20)
         assert status == 0, (status, log)
         assert not os.path.exists(os.path.join(verdicts, "ledger.jsonl")), "the ledger has a fault"
-        assert last > begin + 0.8 * seconds, "no verdict after the folder could be written again"
+        assert writable_since and last > writable_since, "no verdict after the folder could be written again"
         assert "verdict.json" in log, f"nothing was said of a verdict that cannot be written:\n{log}"
         assert re.search(r"^tessera_node_bad_total(\{.*\})? 0$", found["text"], re.M), found["text"]
         print(f"verdicts in {seconds:.0f} s: {levels}; {found['scrapes']} scrapes; after their storm the daemon took "
