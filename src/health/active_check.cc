@@ -52,7 +52,10 @@ class ActiveChecks {
                  c = arena_.allocate({size_, size_}, DType::kFloat32);
     fill(a, a_of);
     fill(b, b_of);
-    const auto multiply = [&] { linear_forward(op, a, b, c); };
+    const auto multiply = [&] {
+      linear_forward(op, a, b, c);
+      if (options_.after_product) options_.after_product(c);
+    };
     multiply();
     const std::int64_t num_wrong = count_wrong(c);
     const double elements = static_cast<double>(size_) * static_cast<double>(size_);

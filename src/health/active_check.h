@@ -15,6 +15,7 @@ struct ActiveCheckOptions {
   double seconds = 1.0;  // least time that a check measures
   /// The rates that the node's peers reach. A node below kSlow of them is bad. 0 means that it is not compared.
   double expected_gemm_tflops = 0.0, expected_copy_gb_per_s = 0.0;
+  std::function<void(const Tensor& product)> after_product = {};  // tests delay and damage products here
 };
 inline constexpr double kSlow = 0.8;
 inline constexpr const char *kGemmRateName = "gemm_tflops", *kCopyRateName = "copy_gb_per_second";

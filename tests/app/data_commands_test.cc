@@ -16,6 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using app_test::Finished;
+using app_test::obeying_permissions;
 using app_test::Process;
 using data::TemporaryFolder;
 using data::write_file;
@@ -26,8 +27,9 @@ using ::testing::Not;
 class DataCommands : public ::testing::Test {
  protected:
   /// Runs the program with these arguments. "@" in an argument stands for the test's folder.
-  Finished run(const std::vector<std::string>& arguments, rlim_t max_file_bytes = RLIM_INFINITY) const {
-    return Process(scratch_, in_scratch(arguments), max_file_bytes).finish();
+  Finished run(const std::vector<std::string>& arguments, rlim_t max_file_bytes = RLIM_INFINITY,
+               const std::vector<std::string>& launcher = {}) const {
+    return Process(scratch_, in_scratch(arguments), max_file_bytes, launcher).finish();
   }
   std::vector<std::string> in_scratch(std::vector<std::string> arguments) const {
     for (std::string& argument : arguments) {
@@ -218,16 +220,20 @@ TEST_F(DataCommands, MistakesEndWithTwoAndAReason) {
 }
 
 TEST_F(DataCommands, FilesWithoutPermission) {
-  if (geteuid() == 0) GTEST_SKIP() << "root may read and write all files";
+  const auto launcher = obeying_permissions();
+  if (!launcher) GTEST_SKIP() << "this root ignores permissions, and may not give that up";
   fs::permissions(write_file(scratch_ / "a.txt", "text"), fs::perms::none);
-  const Finished unreadable = run({"data", "prepare", "--input", "@a.txt", "--tokenizer", "bytes", "--out", "@out"});
+  const auto prepare = [&](const char* input, const char* output) {
+    return run({"data", "prepare", "--input", input, "--tokenizer", "bytes", "--out", output}, RLIM_INFINITY,
+               *launcher);
+  };
+  const Finished unreadable = prepare("@a.txt", "@out");
   EXPECT_EQ(unreadable.status, 2);
   EXPECT_THAT(unreadable.output, AllOf(HasSubstr("a.txt"), HasSubstr("Permission denied")));
   write_file(scratch_ / "b.txt", "text");
   fs::create_directory(scratch_ / "locked");
   fs::permissions(scratch_ / "locked", fs::perms::owner_read | fs::perms::owner_exec);
-  const Finished unwritable =
-      run({"data", "prepare", "--input", "@b.txt", "--tokenizer", "bytes", "--out", "@locked/out"});
+  const Finished unwritable = prepare("@b.txt", "@locked/out");
   EXPECT_EQ(unwritable.status, 2);
   EXPECT_THAT(unwritable.output, AllOf(HasSubstr("locked/out"), HasSubstr("Permission denied")));
 }

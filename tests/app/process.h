@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,6 +60,17 @@ inline std::vector<std::string> with_tmpfs(const std::string& size, const std::s
   // NOLINTNEXTLINE(bugprone-command-processor)
   if (std::system((shell_line(words) + " true 2>/dev/null").c_str()) != 0) words.clear();
   return words;
+}
+
+/// Returns the words that make a program of root obey the permissions of files. Other users' programs need no words.
+/// Returns nullopt if this root may not give up a right.
+inline std::optional<std::vector<std::string>> obeying_permissions() {
+  if (geteuid() != 0) return std::vector<std::string>();
+  const std::string overriding = "-dac_override,-dac_read_search";  // root's capabilities to ignore permissions
+  const std::vector<std::string> words = {"/usr/bin/setpriv", "--bounding-set=" + overriding,
+                                          "--inh-caps=" + overriding};
+  // NOLINTNEXTLINE(bugprone-command-processor)
+  return std::system((shell_line(words) + " true 2>/dev/null").c_str()) == 0 ? std::optional(words) : std::nullopt;
 }
 
 /// Writes an executable shell script and returns its path.

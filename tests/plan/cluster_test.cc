@@ -174,6 +174,40 @@ TEST(Cluster, TheExpectedMaximumIsThatOfNormalNumbers) {
   }
 }
 
+TEST(Cluster, RanksOnCpusHaveWhatTheyMeasured) {
+  Calibration calibration;
+  calibration.machine = "a processor";
+  calibration.path = "c.json";
+  double value = 1.0;
+  for (const char* name : {"all_gather.gb_per_s", "reduce_scatter.gb_per_s", "all_reduce.gb_per_s",
+                           "all_to_all.gb_per_s", "send.gb_per_s", "domain.gb_per_s", "domain.microseconds"}) {
+    calibration.between_ranks.push_back({name, value++, "", "", ""});
+  }
+  for (const auto& [name, part] : {std::pair{"overlap_cost", 0.5}, {"straggler", 0.25}, {"ranks", 2.0}}) {
+    calibration.between_ranks.push_back({name, part, "", "", ""});
+  }
+  const Cluster cluster = cluster_of_cpus(calibration, 2);
+  EXPECT_EQ(cluster.name, "a processor");
+  EXPECT_EQ(cluster.gpus_per_domain, 2);
+  value = 1e9;
+  for (const char* kind : kTransferKinds) {
+    EXPECT_EQ(cluster.domain_rate(kind), value) << kind;
+    value += 1e9;
+  }
+  EXPECT_EQ(cluster.domain_bytes_per_second, 6e9);
+  EXPECT_EQ(cluster.network_bytes_per_second, 6e9);
+  EXPECT_EQ(cluster.direct_bytes_per_second, 4e9);  // a dispatch is an all-to-all
+  EXPECT_EQ(cluster.seconds_per_transfer, 7.0 * 1e-6);
+  EXPECT_EQ(cluster.seconds_per_dispatch, 7.0 * 1e-6);
+  EXPECT_EQ(cluster.overlap_cost, 0.5);
+  EXPECT_EQ(cluster.direct_overlap_cost, 0.5);
+  EXPECT_EQ(cluster.straggler, 0.25);
+  expect_error([&] { cluster_of_cpus(calibration, 4); },
+               {"'c.json' was measured by 2 ranks, and this run has 4", "`mpirun -np 4 tessera bench calibrate`"});
+  calibration.between_ranks.clear();  // which one rank does not need
+  EXPECT_EQ(cluster_of_cpus(calibration, 1).straggler, 0.0);
+}
+
 TEST_F(ClusterFile, BadFilesAreToldOf) {
   const auto refused = [&](const std::string& text, const std::vector<std::string>& parts) {
     SCOPED_TRACE(parts.back());

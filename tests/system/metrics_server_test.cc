@@ -1,9 +1,7 @@
 #include "system/metrics_server.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +13,7 @@
 
 #include "base/error.h"
 #include "tests/expect_error.h"
+#include "tests/scrape.h"
 
 namespace tessera {
 namespace {
@@ -22,33 +21,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-/// Returns a socket that is connected to the port of this machine, or -1.
-int connect_to(int port) {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return socket;
-  ::close(socket);
-  return -1;
-}
-
-std::string ask(int port, const std::string& request) {
-  const int socket = connect_to(port);
-  std::string answer;
-  if (socket >= 0) {
-    static_cast<void>(!::write(socket, request.data(), request.size()));
-    char part[4096];
-    for (ssize_t size = 0; (size = ::read(socket, part, sizeof part)) > 0;) {
-      answer.append(part, static_cast<std::size_t>(size));
-    }
-  }
-  ::close(socket);
-  return answer;
-}
-std::string scrape(int port) { return ask(port, "GET /metrics HTTP/1.0\r\n\r\n"); }
 
 TEST(MetricsServer, AnswersWhatWasPublishedLast) {
   MetricsServer server("127.0.0.1:0", "tessera_test_");

@@ -17,10 +17,13 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/unix_time.h"
+#include "base/version.h"
 #include "run/record/expert_loads.h"
 #include "run/record/run_files.h"
 #include "tests/data/support.h"
 #include "tests/full_disk.h"
+#include "tests/scrape.h"
 #include "tests/unprivileged.h"
 
 namespace tessera {
@@ -163,6 +166,86 @@ TEST(Metrics, ADeletedFolderIsNoticed) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("run/metrics.jsonl' was deleted"));
   }
+}
+
+/// Returns the run's values on a page of metrics, by name and labels.
+std::map<std::string, double> values_on(const std::string& page) {
+  std::map<std::string, double> values;
+  std::istringstream lines(page.substr(page.find("\r\n\r\n") + 4));
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t space = line.rfind(' ');
+    if (line.starts_with("tessera_train_")) values[line.substr(0, space)] = std::stod(line.substr(space));
+  }
+  return values;
+}
+
+TEST(Metrics, PrometheusGetsTheNumbersOfTheLastStepThatWasDue) {
+  const TemporaryFolder scratch;
+  const int port = free_port();
+  MetricsOptions options = options_in(scratch.path());
+  options.num_steps = 10;
+  options.log_freq = 2;
+  options.flop_per_token = 3e9;
+  options.peak_flops = 1e12;
+  options.memory_bytes = 1;
+  options.moe_layers = {"a", "b"};
+  options.num_ranks = 2;
+  options.prometheus_address = fmt::format("127.0.0.1:{}", port);
+  options.run_id = "r1";
+  const double began = unix_time();
+  double saved = 0.0;
+  MetricsWriter writer(options);
+  const auto begin = std::chrono::steady_clock::now();
+  for (const int step : {1, 2, 3, 4}) {
+    StepResult result;
+    result.step = step;
+    result.loss = 3.0 + step;
+    result.total_loss = 5.0;
+    result.grad_norm = 7.0 + step;
+    result.learning_rate = 0.25 * step;
+    result.num_tokens = 100;
+    result.expert_load = {1.5, 2.5};
+    result.later_rounds = step;
+    result.seconds = {.data = 0.0625, .forward = 0.5, .backward = 0.25, .optimizer = 0.125};
+    if (step == 2) result.repeated_for = "a test";
+    result.ended = begin + std::chrono::seconds(2 * step);
+    if (step == 4) {
+      saved = unix_time();
+      writer.checkpoint(3, 0.5, 1.5);
+    }
+    writer.step(result);
+  }
+  std::map<std::string, double> values = values_on(scrape(port));
+  // The times are of this test, and the memory is its process's.
+  for (const auto& [time, earliest] :
+       {std::pair{"tessera_train_step_time_seconds", began}, {"tessera_train_checkpoint_time_seconds", saved}}) {
+    EXPECT_GE(values[time], earliest) << time;
+    EXPECT_LE(values[time], unix_time()) << time;
+    values.erase(time);
+  }
+  EXPECT_GT(values["tessera_train_memory_bytes"], 0.0);
+  values.erase("tessera_train_memory_bytes");
+  EXPECT_NEAR(values["tessera_train_mfu_ratio"], 25.0 * 3e9 / 1e12, 1e-9);
+  values.erase("tessera_train_mfu_ratio");
+  EXPECT_EQ(values, (std::map<std::string, double>{
+                        {fmt::format("tessera_train_info{{run=\"r1\",version=\"{}\"}}", version()), 1.0},
+                        {"tessera_train_step", 4.0},
+                        {"tessera_train_steps", 10.0},
+                        {"tessera_train_loss", 7.0},
+                        {"tessera_train_grad_norm", 11.0},
+                        {"tessera_train_learning_rate", 1.0},
+                        {"tessera_train_tokens_per_second", 25.0},
+                        {"tessera_train_step_seconds", 2.0},
+                        {"tessera_train_tokens_total", 400.0},
+                        {"tessera_train_repeated_steps_total", 1.0},
+                        {"tessera_train_phase_seconds{phase=\"data\"}", 0.0625},
+                        {"tessera_train_phase_seconds{phase=\"forward\"}", 0.5},
+                        {"tessera_train_phase_seconds{phase=\"backward\"}", 0.25},
+                        {"tessera_train_phase_seconds{phase=\"optimizer\"}", 0.125},
+                        {"tessera_train_expert_load_ratio{layer=\"a\"}", 1.5},
+                        {"tessera_train_expert_load_ratio{layer=\"b\"}", 2.5},
+                        {"tessera_train_dispatch_later_rounds", 3.5},  // of the steps 3 and 4
+                    }));
 }
 
 // On a terminal the line begins with the "[hh:mm:ss] info " of base/log.cc.
