@@ -21,10 +21,10 @@ namespace tessera {
 namespace {
 
 // The numbers repeat along both dims, so that only a few sums must be known. All numbers are small enough for bfloat16,
-// and the sums for float32.
+// and the sums for float32. Their means are 1, so that sums grow with their length, and a missing part shows.
 constexpr std::int64_t kPeriodA = 5, kPeriodB = 7;
-std::int64_t a_of(std::int64_t row, std::int64_t k) { return (7 * (row % kPeriodA) + 3 * k) % 5 - 2; }
-std::int64_t b_of(std::int64_t row, std::int64_t k) { return (5 * (row % kPeriodB) + 11 * k) % 7 - 3; }
+std::int64_t a_of(std::int64_t row, std::int64_t k) { return (7 * (row % kPeriodA) + 3 * k) % 5 - 1; }
+std::int64_t b_of(std::int64_t row, std::int64_t k) { return (5 * (row % kPeriodB) + 11 * k) % 7 - 2; }
 
 class ActiveChecks {
  public:

@@ -9,7 +9,7 @@ DrainAction decide(const NodeVerdict& verdict, const SchedulerNode& node, const 
     if (node.is_drained) return DrainAction::kNone;
     return node.num_drained >= max_drained ? DrainAction::kLimited : DrainAction::kDrain;
   }
-  const bool is_ours = node.is_drained && own_reason && node.reason == *own_reason;
+  const bool is_ours = node.is_drained && own_reason && !own_reason->empty() && node.reason == *own_reason;
   const bool is_well = verdict.level == HealthLevel::kOk && verdict.active_check > 0.0;
   return is_ours && is_well ? DrainAction::kUndrain : DrainAction::kNone;
 }

@@ -23,9 +23,10 @@ std::string describe(const Finding& finding) {
   return finding.part.empty() ? finding.detail : fmt::format("{}: {}", finding.part, finding.detail);
 }
 
-/// Returns the signal in whose place another one counts, because both report the same event: the driver writes an XID
-/// to NVML and to the kernel's log.
+/// Returns the signal in whose place another one counts, because both report the same event. The driver writes an XID
+/// to NVML and to the kernel's log, and a failed request of a disk is counted and logged.
 std::string event_of(const std::string& signal) {
+  if (signal == "kernelDiskError") return "diskErrors";
   return signal == "kernelXid" || signal == "gpuRowRemapPending" ? "gpuXid" : signal;
 }
 

@@ -91,7 +91,7 @@ class LinkCheck {
         const double num_wrong = all_wrong[rank * mine.size() + other];
         if (num_wrong == 0.0) continue;
         report_.findings.push_back({.signal = "linkWrong",
-                                    .part = fmt::format("{} to {}", places_.hosts[other], places_.hosts[rank]),
+                                    .part = places_.describe(other) + " to " + places_.describe(rank),
                                     .evidence = EvidenceKind::kHard,
                                     .value = num_wrong,
                                     .detail = fmt::format("{:.0f} numbers arrived wrong", num_wrong)});
@@ -182,9 +182,6 @@ void judge_class(const std::vector<Pair>& pairs, double expected, const RankPlac
     expected = rates[at];
   }
   const double limit = slow_share * expected;
-  const auto describe = [&](int rank) {
-    return fmt::format("rank {} on {}", rank, places.hosts[static_cast<std::size_t>(rank)]);
-  };
   const auto add = [&](std::string part, double rate, const std::string& where) {
     findings.push_back({.signal = "linkSlow",
                         .part = std::move(part),
@@ -211,15 +208,19 @@ void judge_class(const std::vector<Pair>& pairs, double expected, const RankPlac
   };
   for (int rank = 0; rank < static_cast<int>(places.nodes.size()); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    if (is_slow(rank)) add(describe(rank), best[at], fmt::format(" to {} of {} ranks", num_slow[at], num_pairs[at]));
+    if (is_slow(rank))
+      add(places.describe(at), best[at], fmt::format(" to {} of {} ranks", num_slow[at], num_pairs[at]));
   }
   for (const Pair& pair : pairs) {
     if (pair.rate >= limit || is_slow(pair.first) || is_slow(pair.second)) continue;
-    add(describe(pair.first) + " - " + describe(pair.second), pair.rate, "");
+    const auto first = static_cast<std::size_t>(pair.first), second = static_cast<std::size_t>(pair.second);
+    add(places.describe(first) + " - " + places.describe(second), pair.rate, "");
   }
 }
 
 }  // namespace
+
+std::string RankPlaces::describe(std::size_t rank) const { return fmt::format("rank {} on {}", rank, hosts[rank]); }
 
 std::optional<int> partner_in_round(int rank, int round, int num_ranks) {
   // The circle method: one rank stands still, and the others walk around it.

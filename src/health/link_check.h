@@ -27,6 +27,9 @@ struct LinkCheckOptions {
 struct RankPlaces {
   std::vector<int> nodes;          // by rank: the first rank on its node
   std::vector<std::string> hosts;  // by rank: the name of its node
+
+  /// Returns "rank 1 on n2".
+  std::string describe(std::size_t rank) const;
 };
 
 /// Holds rates in GB/s between every two ranks, in both directions at once. Rank a measures rates[a][b]. 0 means that
@@ -38,7 +41,7 @@ struct LinkReport {
   double all_to_all_gb_per_s = 0.0;  // bytes that a rank sends to others, (n - 1) / n of the message's, per time
   PairRates pairs;
   /// The findings, which are all hard evidence.
-  /// - `linkWrong`: the numbers that arrive are not those that were sent.
+  /// - `linkWrong`: the numbers that arrive are not those that were sent. The part is "rank 1 on n2 to rank 2 on n3".
   /// - `linkSlow`: a pair, "rank 1 on n2 - rank 2 on n3", is slow, or a rank, if most of its pairs are slow.
   /// - `allReduceSlow`, `allToAllSlow`: a collective of all ranks is slow.
   std::vector<Finding> findings;

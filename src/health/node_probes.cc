@@ -395,7 +395,13 @@ class LeftoverProbe : public Probe {
   }
 
  private:
-  /// Reads which numbers people have. Services of systemd and of distributions have others.
+  /// Returns whether a user is no service. Directories such as LDAP give people numbers beyond those of this machine.
+  bool is_person(std::int64_t user) const {
+    constexpr std::int64_t kLastOfMachine = 65'535;
+    return (user >= first_user_ && user <= last_user_) || user > kLastOfMachine;
+  }
+
+  /// Reads which numbers people of this machine have. Services of systemd and of distributions have others.
   void read_user_range() {
     std::istringstream lines(sysroot_.text("/etc/login.defs").value_or(""));
     for (std::string line; std::getline(lines, line);) {
@@ -427,8 +433,7 @@ class LeftoverProbe : public Probe {
     constexpr std::array<std::string_view, 5> kOfSessions = {"systemd", "(sd-pam)", "sshd", "sshd-session",
                                                              "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
-    const bool is_of_user =
-        user >= first_user_ && user <= last_user_ && std::ranges::find(kOfSessions, command) == kOfSessions.end();
+    const bool is_of_user = is_person(user) && std::ranges::find(kOfSessions, command) == kOfSessions.end();
     const bool is_of_run = std::ranges::find(kOfRuns, command) != kOfRuns.end();
     if (state == "Z" || (!is_of_user && !is_of_run) || is_health_command(pid)) return;
     findings.push_back(
@@ -484,6 +489,7 @@ class ClockProbe : public Probe {
   ClockProbe(const NodeLimits& limits, int (*read_clock)(timex*)) : limits_(limits), read_clock_(read_clock) {}
 
   std::string_view name() const override { return "clock"; }
+  void forget() override { jumps_.clear(); }
 
   ProbeResult look(double now) override {
     ProbeResult result;
@@ -509,14 +515,16 @@ class ClockProbe : public Probe {
     }
     const double difference = unix_time() - now;
     if (difference_ && std::abs(difference - *difference_) > limits_.clock_jump_seconds) {
-      result.findings.push_back({.signal = "clockJump",
-                                 .evidence = EvidenceKind::kAlert,
-                                 .value = difference - *difference_,
-                                 .limit = limits_.clock_jump_seconds,
-                                 .unit = "s",
-                                 .detail = fmt::format("the clock jumped by {:.1f} s", difference - *difference_)});
+      jumps_.add({.signal = "clockJump",
+                  .evidence = EvidenceKind::kAlert,
+                  .value = difference - *difference_,
+                  .limit = limits_.clock_jump_seconds,
+                  .unit = "s",
+                  .detail = fmt::format("the clock jumped by {:.1f} s", difference - *difference_)},
+                 now);
     }
     difference_ = difference;
+    jumps_.append_to(result.findings, now);
     return result;
   }
 
@@ -524,6 +532,7 @@ class ClockProbe : public Probe {
   NodeLimits limits_;
   int (*read_clock_)(timex*);
   std::optional<double> difference_;  // between the time of day and a monotonic clock
+  HeldEvents jumps_;
 };
 
 class KernelLogProbe : public Probe {
@@ -572,6 +581,9 @@ class KernelLogProbe : public Probe {
         Pattern{"[Hardware Error]", "kernelHardwareError", EvidenceKind::kSoft},
         Pattern{"EXT4-fs error", "kernelDiskError", EvidenceKind::kSoft},
         Pattern{"I/O error", "kernelDiskError", EvidenceKind::kSoft},
+        Pattern{"critical medium error", "kernelDiskError", EvidenceKind::kSoft},
+        Pattern{"Corruption detected", "kernelDiskError", EvidenceKind::kSoft},           // XFS
+        Pattern{"Corruption of in-memory data", "kernelDiskError", EvidenceKind::kSoft},  // XFS
         Pattern{"blocked for more than", "kernelHungTask", EvidenceKind::kSoft},
         Pattern{"NETDEV WATCHDOG", "kernelNetwork", EvidenceKind::kSoft},
         Pattern{"Out of memory: Killed", "kernelOutOfMemory", EvidenceKind::kAlert},

@@ -132,14 +132,11 @@ std::optional<std::uint64_t> Library::uncorrected_errors(Device device) {
 }
 
 std::optional<RemappedRows> Library::remapped_rows(Device device) {
-  RemappedRows rows;
-  unsigned is_pending = 0, has_failed = 0;
-  if (!call_for(device, "nvmlDeviceGetRemappedRows", &rows.corrected, &rows.uncorrected, &is_pending, &has_failed)) {
+  unsigned corrected = 0, uncorrected = 0, is_pending = 0, has_failed = 0;
+  if (!call_for(device, "nvmlDeviceGetRemappedRows", &corrected, &uncorrected, &is_pending, &has_failed)) {
     return std::nullopt;
   }
-  rows.is_pending = is_pending != 0;
-  rows.has_failed = has_failed != 0;
-  return rows;
+  return RemappedRows{.is_pending = is_pending != 0, .has_failed = has_failed != 0};
 }
 
 std::optional<bool> Library::is_sram_worn_out(Device device) {

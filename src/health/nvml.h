@@ -49,7 +49,6 @@ struct XidEvent {
 };
 
 struct RemappedRows {
-  unsigned corrected = 0, uncorrected = 0;
   bool is_pending = false, has_failed = false;
 };
 

@@ -77,18 +77,29 @@ std::optional<OperatorTime> Calibration::find_time(const RecordedOperator& call)
                       .error = is_extrapolated ? std::max(rate.mean_error, kUnmeasuredError) : rate.mean_error};
 }
 
+std::string calibrate_command(std::int64_t num_ranks) {
+  return fmt::format("{}tessera bench calibrate", num_ranks == 1 ? "" : fmt::format("mpirun -np {} ", num_ranks));
+}
+
+std::int64_t Calibration::num_ranks() const {
+  return between_ranks.empty() ? 1 : static_cast<std::int64_t>(between_ranks_value("ranks"));
+}
+
+std::string Calibration::command() const {
+  return threads == 0 ? "tessera bench calibrate --gpu" : calibrate_command(num_ranks());
+}
+
 double Calibration::between_ranks_value(const std::string& name) const {
   const auto found = std::ranges::find(between_ranks, name, &RankValue::name);
-  require(found != between_ranks.end(),
-          "'{}' has no '{}': `mpirun -np 2 tessera bench calibrate` measures several ranks", path.string(), name);
+  require(found != between_ranks.end(), "'{}' has no '{}': `{}` measures several ranks", path.string(), name,
+          calibrate_command(2));
   return found->value;
 }
 
 OperatorTime Calibration::time_of(const RecordedOperator& call) const {
   if (const std::optional<OperatorTime> time = find_time(call)) return *time;
-  throw MissingRate(fmt::format(
-      "'{}' has no rate of '{}'; `tessera bench calibrate` measures all operators of this program on a machine",
-      path.string(), class_of(call)));
+  throw MissingRate(fmt::format("'{}' has no rate of '{}'; `{}` measures all operators of this program on a machine",
+                                path.string(), class_of(call), command()));
 }
 
 OperatorRate fit_rate(std::span<const MeasuredCall> calls) {

@@ -67,6 +67,10 @@ struct Calibration {
 
   std::vector<RankValue> between_ranks;  // empty: one rank measured
 
+  /// Returns the number of ranks that measured together.
+  std::int64_t num_ranks() const;
+  /// Returns the command that measures such a file: "mpirun -np 2 tessera bench calibrate".
+  std::string command() const;
   /// Returns the value of that name. Throws Error, which names the file and the remedy, if there is none.
   double between_ranks_value(const std::string& name) const;
   /// Returns the class itself if it was measured. Otherwise returns the most similar one of the same operator, whose
@@ -81,6 +85,9 @@ struct Calibration {
   /// The file that it was read from, for errors. It is no part of the file.
   std::filesystem::path path;
 };
+
+/// Returns the command that measures so many ranks on CPUs.
+std::string calibrate_command(std::int64_t num_ranks);
 
 /// Fits the rates of one class by least squares of the relative errors.
 OperatorRate fit_rate(std::span<const MeasuredCall> calls);

@@ -114,6 +114,8 @@ OperatorRule read_rule(TomlReader& reader) {
   if (reader.has("tflop_per_s")) {
     rule.flop_per_second = kTera * reader.number("tflop_per_s", kLeast);
     rule.half_contraction = reader.number_or("half_contraction", 0.0);
+  } else {
+    require(!reader.has("half_contraction"), "{}.half_contraction needs tflop_per_s", reader.where());
   }
   if (reader.has("gb_per_s")) rule.bytes_per_second = kGiga * reader.number("gb_per_s", kLeast);
   if (reader.has("microseconds")) rule.seconds_per_call = kMicro * reader.number("microseconds", kLeast);
@@ -230,10 +232,9 @@ Cluster cluster_of_cpus(const Calibration& calibration, std::int64_t num_ranks) 
   cluster.calibration = calibration;
   cluster.gpus_per_domain = static_cast<int>(num_ranks);
   if (num_ranks == 1) return cluster;
-  const auto measured = static_cast<std::int64_t>(calibration.between_ranks_value("ranks"));
-  require(measured == num_ranks,
-          "'{}' was measured by {} ranks, and this run has {}: `mpirun -np {} tessera bench calibrate` measures them",
-          calibration.path.string(), measured, num_ranks, num_ranks);
+  const std::int64_t measured = calibration.num_ranks();
+  require(measured == num_ranks, "'{}' was measured by {} rank{}, and this run has {}: `{}` measures them",
+          calibration.path.string(), measured, measured == 1 ? "" : "s", num_ranks, calibrate_command(num_ranks));
   const auto rate = [&](const std::string& kind) {
     return kGiga * calibration.between_ranks_value(kind + ".gb_per_s");
   };

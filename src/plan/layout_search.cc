@@ -8,6 +8,8 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <tuple>
 
 #include "run/record/metrics.h"
 
@@ -137,7 +139,8 @@ class Searcher {
   }
 
   FoundLayouts result() {
-    require(!found_.fitting.empty() || found_.num_too_large > 0, "no layout is possible: {}", first_error_);
+    require(!found_.fitting.empty() || !too_large_.empty(), "no layout is possible: {}", first_error_);
+    found_.num_too_large = too_large_.size();
     std::ranges::sort(found_.fitting, [](const FoundLayout& a, const FoundLayout& b) {
       return std::pair(-a.tokens_per_second_per_gpu, a.memory_bytes) <
              std::pair(-b.tokens_per_second_per_gpu, b.memory_bytes);
@@ -175,8 +178,12 @@ class Searcher {
       layout = plan(config);
       if (layout && layout->memory_bytes <= search_.cluster.memory_bytes) return layout;
     }
+    if (!layout) return std::nullopt;
+    const auto& p = config.parallelism;
     const std::scoped_lock lock(mutex_);
-    if (layout) ++found_.num_too_large;
+    too_large_.emplace(p.pipeline_parallel_degree, p.tensor_parallel_degree, p.expert_parallel_degree,
+                       config.micro_batch_size(), p.pipeline_parallel_schedule, config.activation_checkpoint.mode,
+                       precision_of(config));
     return std::nullopt;
   }
 
@@ -208,6 +215,9 @@ class Searcher {
   std::vector<JobConfig> jobs_;  // by precision
   std::mutex mutex_;
   FoundLayouts found_;
+  // Layouts that do not fit: degrees, micro-batch, schedule, mode and precision. Rounds of the search meet them again.
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::string, Recompute, std::string>>
+      too_large_;
   std::string first_error_;
 };
 
@@ -331,6 +341,10 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
        [](Cluster& c) {
          c.overlap_cost = 0.0;
          c.direct_overlap_cost = 0.0;
+         // An engine with the cost 1 has nothing beside its dispatches.
+         if (c.engine.dispatch_overlap_cost > 0.0 && c.engine.dispatch_overlap_cost < 1.0) {
+           c.engine.dispatch_overlap_cost = 0.0;
+         }
        }},
       {"SMs move twice as many rows",
        [](Cluster& c) {

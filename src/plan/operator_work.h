@@ -34,6 +34,9 @@ bool is_product(std::string_view name);
 /// Returns whether an operator of that name is a product of matrices or attention. All others are bound by memory.
 bool is_product_or_attention(std::string_view name);
 
+/// Returns whether a transfer is a dispatcher's call.
+inline bool is_dispatch(const RecordedTransfer& transfer) { return transfer.choices.num_experts > 0; }
+
 /// Returns the length of a product's contraction, or 0 of another operator. The length for a grouped weight gradient is
 /// the mean over the experts.
 double contraction_of(const RecordedOperator& call);

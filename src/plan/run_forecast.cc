@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <ranges>
 #include <set>
 
 #include "base/version.h"
@@ -215,15 +216,18 @@ BusiestRank busiest_rank(const ExpertLoads& loads, const JobConfig& job) {
   require(model.num_moe_layers() > 0, "the loads are of experts, and this model has none");
   BusiestRank result{.layer = {}, .most = 1.0, .mean = 0.0};
   for (std::int64_t i = 0; i < model.n_layers; ++i) {
-    if (!model.is_moe_layer(i)) continue;
-    const std::string layer = moe_layer_name(i);
-    const double load = loads.busiest_rank(layer, model.num_experts, job.parallelism.expert_parallel_degree);
-    result.mean += load / static_cast<double>(model.num_moe_layers());
-    if (result.layer.empty() || load > result.most) result.layer = layer, result.most = load;
+    require(!model.is_moe_layer(i) || loads.tokens.contains(moe_layer_name(i)),
+            "'{}' has no loads of {}: it is of a run of another model", loads.path.string(), moe_layer_name(i));
   }
   const auto layers = static_cast<std::int64_t>(loads.tokens.size());
   require(layers == model.num_moe_layers(), "'{}' has the loads of {} MoE layers, and the model has {}",
           loads.path.string(), layers, model.num_moe_layers());
+  // The others are of multi-token prediction.
+  for (const std::string& layer : std::views::keys(loads.tokens)) {
+    const double load = loads.busiest_rank(layer, model.num_experts, job.parallelism.expert_parallel_degree);
+    result.mean += load / static_cast<double>(layers);
+    if (result.layer.empty() || load > result.most) result.layer = layer, result.most = load;
+  }
   return result;
 }
 
@@ -308,8 +312,8 @@ RunForecast forecast_on_cpu(const JobConfig& job, const MeshDegrees& degrees, co
   require(calibration.threads == threads, "'{}' was measured on {} threads, and this run has {} (training.num_threads)",
           calibration.path.string(), calibration.threads, threads);
   if (calibration.program != version()) {
-    spdlog::warn("'{}' was measured with tessera {}, and this is {}: `tessera bench calibrate` measures again",
-                 calibration.path.string(), calibration.program, version());
+    spdlog::warn("'{}' was measured with tessera {}, and this is {}: `{}` measures again", calibration.path.string(),
+                 calibration.program, version(), calibration.command());
   }
   return forecast_run({job, Device::kCpu, degrees}, cluster, default_routing(job));
 }

@@ -155,7 +155,7 @@ class RankFold {
   double part_of_calls_without_operators() const {
     double calls = 0.0, operators = 0.0;
     for (const RecordedTransfer& transfer : record_.transfers()) {
-      if (transfer.choices.num_experts > 0) calls += seconds_of(transfer);
+      if (is_dispatch(transfer)) calls += seconds_of(transfer);
     }
     for (std::size_t i = 0; i < record_.operators().size(); ++i) {
       if (!is_once(record_.operators()[i].pass)) operators += begin_[i + 1] - begin_[i];
@@ -179,7 +179,7 @@ class RankFold {
       return;
     }
     double added = seconds;
-    if (transfer.choices.num_experts > 0) {
+    if (is_dispatch(transfer)) {
       double& used = used_beside_[transfer.begin];  // by calls right before this one
       const double beside = seconds_beside(transfer) - used;
       if (beside > 0.0) added = std::max(seconds - beside, times_.dispatch_overlap_cost * seconds);

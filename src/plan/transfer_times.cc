@@ -5,6 +5,7 @@
 #include <ranges>
 
 #include "parallel/mesh.h"
+#include "plan/operator_work.h"
 
 namespace tessera {
 namespace {
@@ -17,8 +18,6 @@ std::vector<std::int64_t> domains_of(const std::vector<std::int64_t>& ranks, std
   }
   return domains;
 }
-
-bool is_dispatch(const RecordedTransfer& transfer) { return transfer.choices.num_experts > 0; }
 
 }  // namespace
 
@@ -58,7 +57,7 @@ double TransferTimes::of_dispatch(const RecordedTransfer& transfer) const {
     const double plan =
         transfer.kind == "dispatch" ? cluster_.seconds_per_host_plan + cluster_.seconds_per_transfer : 0.0;
     return plan + cluster_.seconds_per_transfer +
-           std::max(here / cluster_.domain_rate("all_to_all"), network / cluster_.network_bytes_per_second);
+           std::max(here / cluster_.domain_rate("all_to_all"), network / network_rate("all_to_all"));
   }
   // A row crosses the network once per domain, and a domain's links once per rank there.
   const double over_links = transfer.bytes * spread_.other_ranks() / cluster_.direct_bytes_per_second;
@@ -94,10 +93,12 @@ double TransferTimes::of_collective(const RecordedTransfer& transfer) const {
     near = domains > 1.0 ? 0.0 : transfer.bytes;
     far = domains > 1.0 ? transfer.bytes : 0.0;
   }
-  // No kind is faster between domains than within one: a pipeline's message has the SMs of one channel.
-  const double near_rate = cluster_.domain_rate(transfer.kind);
-  const double far_rate = std::min(cluster_.network_bytes_per_second, near_rate);
-  return cluster_.seconds_per_transfer + std::max(near / near_rate, far / far_rate);
+  return cluster_.seconds_per_transfer +
+         std::max(near / cluster_.domain_rate(transfer.kind), far / network_rate(transfer.kind));
+}
+
+double TransferTimes::network_rate(const std::string& kind) const {
+  return std::min(cluster_.network_bytes_per_second, cluster_.domain_rate(kind));
 }
 
 bool TransferTimes::is_far(const RecordedTransfer& transfer) const {

@@ -41,6 +41,9 @@ class TransferTimes {
   const Group& group(const std::string& axis) const;
   double of_dispatch(const RecordedTransfer& transfer) const;
   double of_collective(const RecordedTransfer& transfer) const;
+  /// Returns the bytes per second between domains. No kind is faster there than within a domain: a pipeline's message
+  /// has the SMs of one channel.
+  double network_rate(const std::string& kind) const;
 
   const Cluster& cluster_;
   const JobConfig& job_;

@@ -32,6 +32,7 @@ TEST(Drain, OnlyWhatWeDrainedIsReturnedAndOnlyAfterAnActiveCheck) {
   EXPECT_EQ(decide(kChecked, ours, kReason, 1, 101.0), DrainAction::kUndrain);
   EXPECT_EQ(decide(kChecked, ours, {}, 1, 101.0), DrainAction::kNone);
   EXPECT_EQ(decide(kChecked, {.is_drained = true, .reason = "disk swap"}, kReason, 1, 101.0), DrainAction::kNone);
+  EXPECT_EQ(decide(kChecked, {.is_drained = true}, "", 1, 101.0), DrainAction::kNone);  // somebody gave no reason
   EXPECT_EQ(decide({.node = "n1", .time = 100.0}, ours, kReason, 1, 101.0), DrainAction::kNone);
   NodeVerdict suspect = kChecked;
   suspect.level = HealthLevel::kSuspect;

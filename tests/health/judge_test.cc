@@ -60,6 +60,10 @@ TEST(Judge, TwoReportsOfOneEventAreOneSignal) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(level(judge, {soft("gpuXid"), soft("kernelXid"), soft("gpuRowRemapPending")}), HealthLevel::kSuspect);
   }
+  Judge of_disk("n1", {});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(level(of_disk, {soft("diskErrors"), soft("kernelDiskError")}), HealthLevel::kSuspect);
+  }
   // Corrected errors, and one that was not, are two events.
   Judge of_memory("n1", {});
   level(of_memory, {soft("memoryCorrected"), soft("kernelHardwareError")});

@@ -125,15 +125,15 @@ TEST(LinkCheck, WrongNumbersAreFound) {
   const auto flip = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
     return std::make_unique<FlipsBits>(std::move(transport), 8192);
   };
-  comm_test::with_ranks(
-      2,
-      [&](ProcessGroup& world) {
-        const RankPlaces places{.nodes = {0, 0}, .hosts = {"n1", "n2"}};
-        const LinkReport report =
-            check_links(world, places, nullptr, {.num_bytes = 1 << 20, .repeats = 1, .slow_share = 0.0});
-        EXPECT_THAT(names_of(report.findings), ElementsAre("linkWrong", "linkWrong", "linkWrong n1 to n2"));
-      },
-      {.wrap = flip});
+  comm_test::with_ranks(2,
+                        [&](ProcessGroup& world) {
+                          const RankPlaces places{.nodes = {0, 0}, .hosts = {"n1", "n2"}};
+                          const LinkReport report = check_links(
+                              world, places, nullptr, {.num_bytes = 1 << 20, .repeats = 1, .slow_share = 0.0});
+                          EXPECT_THAT(names_of(report.findings),
+                                      ElementsAre("linkWrong", "linkWrong", "linkWrong rank 0 on n1 to rank 1 on n2"));
+                        },
+                        {.wrap = flip});
 }
 
 }  // namespace

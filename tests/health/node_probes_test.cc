@@ -247,6 +247,43 @@ TEST_F(NodeProbes, AClockThatNobodySynchronizesAlerts) {
   EXPECT_THAT(look_at(-1, STA_UNSYNC, 2'100'000), IsEmpty());  // the process may not ask
 }
 
+TEST_F(NodeProbes, AClockThatJumpsAlertsForSomeTime) {
+  const auto probe = make_clock_probe({.clock_jump_seconds = 1.0}, [](timex*) { return -1; });
+  // The probe compares the time of day with this monotonic clock, which moves in the test instead.
+  const double begin = unix_time();
+  const auto look_at = [&](double monotonic) { return names_of(probe->look(monotonic).findings); };
+  EXPECT_THAT(look_at(begin), IsEmpty());
+  EXPECT_THAT(look_at(begin + 0.5), IsEmpty());
+  EXPECT_THAT(look_at(begin + 3.0), ElementsAre("clockJump"));
+  EXPECT_THAT(look_at(begin + 3.0), ElementsAre("clockJump"));  // so that a scrape sees it
+  probe->forget();
+  EXPECT_THAT(look_at(begin + 3.0), IsEmpty());
+}
+
+TEST_F(NodeProbes, LinesOfTheKernelsLogAreSignals) {
+  set("dev/kmsg", "");
+  const auto probe = make_kernel_log_probe(sysroot_);
+  struct Case {
+    const char *line, *signal;
+    EvidenceKind evidence;
+  };
+  for (const Case& one :
+       {Case{"EXT4-fs error (device sda1): bad block", "kernelDiskError", EvidenceKind::kSoft},
+        Case{"I/O error, dev sda, sector 8", "kernelDiskError", EvidenceKind::kSoft},
+        Case{"critical medium error, dev nvme0n1, sector 8", "kernelDiskError", EvidenceKind::kSoft},
+        Case{"XFS (nvme0n1p1): Corruption detected. Unmount and run xfs_repair", "kernelDiskError",
+             EvidenceKind::kSoft},
+        Case{"XFS (sda1): Corruption of in-memory data (0x8) detected", "kernelDiskError", EvidenceKind::kSoft},
+        Case{"INFO: task tessera:7 blocked for more than 120 seconds.", "kernelHungTask", EvidenceKind::kSoft},
+        Case{"NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 0 timed out", "kernelNetwork", EvidenceKind::kSoft},
+        Case{"Out of memory: Killed process 7 (tessera)", "kernelOutOfMemory", EvidenceKind::kAlert}}) {
+    std::ofstream(root_ / "dev/kmsg", std::ios::app) << "3,1,1,-;" << one.line << '\n';
+    EXPECT_THAT(look(*probe), ElementsAre(one.signal)) << one.line;
+    EXPECT_EQ(result_.findings.front().evidence, one.evidence) << one.line;
+    probe->forget();
+  }
+}
+
 TEST_F(NodeProbes, KernelLog) {
   set("dev/kmsg", "6,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, of before the daemon\n");
   const auto probe = make_kernel_log_probe(sysroot_);
@@ -369,6 +406,9 @@ TEST_F(NodeProbes, Leftovers) {
   set("dev/shm/tessera-7/memory", std::string(5000, 'x'));
   set("dev/shm/small", std::string(1000, 'x'));
   EXPECT_THAT(look(*probe), IsEmpty());
+  set_process(32, "python3", 1'200'345, 'R');  // a user of a directory
+  EXPECT_THAT(look(*probe), ElementsAre("leftoverProcess process 32"));
+  set_process(32, "python3", 1'200'345, 'Z');
   set_process(30, "python3", 1000, 'D');
   set_process(31, "tessera", 0);
   set("proc/31/cmdline", std::string("tessera\0train\0", 14));

@@ -107,7 +107,7 @@ TEST(CalibrateRanks, OtherRanksThanMeasuredAreRefused) {
   const MeshDegrees degrees = resolve(job.mesh_degrees(), 4);
   expect_error([&] { forecast_on_cpu(job, degrees, calibration); }, {"c.json", "2 ranks", "4", "mpirun -np 4"});
   calibration.between_ranks.clear();
-  expect_error([&] { forecast_on_cpu(job, degrees, calibration); }, {"c.json", "'ranks'", "mpirun"});
+  expect_error([&] { forecast_on_cpu(job, degrees, calibration); }, {"c.json", "1 rank,", "4", "mpirun -np 4"});
 }
 
 }  // namespace

@@ -106,7 +106,11 @@ TEST(Calibration, ASimilarClassStandsInForAnother) {
   EXPECT_TRUE(calibration.time_of(call).is_extrapolated);
   call.name = "grouped_linear_dgrad";
   expect_error([&] { static_cast<void>(calibration.time_of(call)); },
-               {"c.json", "'grouped_linear_dgrad += bfloat16 bfloat16 float32'", "tessera bench calibrate"});
+               {"c.json", "'grouped_linear_dgrad += bfloat16 bfloat16 float32'", "`tessera bench calibrate`"});
+  calibration.between_ranks = {{"ranks", 2.0, "", "", ""}};
+  expect_error([&] { static_cast<void>(calibration.time_of(call)); }, {"`mpirun -np 2 tessera bench calibrate`"});
+  calibration.threads = 0;  // of a GPU
+  expect_error([&] { static_cast<void>(calibration.time_of(call)); }, {"`tessera bench calibrate --gpu`"});
 }
 
 TEST(Calibration, WhatIsNoCalibrationIsRefused) {

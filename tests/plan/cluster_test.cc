@@ -230,6 +230,8 @@ TEST_F(ClusterFile, BadFilesAreToldOf) {
   refused(with("gb_per_s = 2\n", ""), {"$.operator[2]", "needs one of", "gb_per_s"});
   refused(with("gb_per_s = 2\n", "gb_per_s = 0\n"), {"$.operator[2].gb_per_s", "is 0"});
   refused(with("gb_per_s = 2\n", "tflop_per_s = 2\n"), {"$.operator[2]", "without FLOP", "'copy'"});
+  refused(with("tflop_per_s = 25", "gb_per_s = 25\nhalf_contraction = 100"),
+          {"$.operator[0].half_contraction needs tflop_per_s"});
   refused("name = ", {"line 1"});
   refused(std::string(kSmall) + fmt::format("[operators_of]\nfile = \"{}\"\nflop = 1\nbytes = 1\nsource = \"a test\"",
                                             path_.filename().string()),

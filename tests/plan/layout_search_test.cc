@@ -134,6 +134,7 @@ TEST(LayoutSearch, FindsWhatTryingAllFinds) {
                                                .num_threads = 2});
     const bool all_fit = memory > 1e9;
     EXPECT_EQ(found.num_too_large == 0, all_fit);
+    std::size_t num_possible = 0;
     std::vector<FoundLayout> expected;  // of all precisions
     for (const char* precision : {"bf16", "mxfp8"}) {
       SCOPED_TRACE(precision);
@@ -149,10 +150,12 @@ TEST(LayoutSearch, FindsWhatTryingAllFinds) {
       if (all_fit) {
         EXPECT_EQ(speeds.size() == all.size(), is_fastest);
       }
+      num_possible += all_layouts(cluster_of(1e12), precision, num_ranks).size();
       for (const auto& [speed, bytes] : all) {
         expected.push_back({.config = {}, .tokens_per_second_per_gpu = -speed, .memory_bytes = bytes});
       }
     }
+    EXPECT_LE(found.num_too_large, num_possible - expected.size());  // each is counted once
     std::ranges::sort(expected, {}, [](const FoundLayout& layout) {
       return std::pair(-layout.tokens_per_second_per_gpu, layout.memory_bytes);
     });

@@ -272,6 +272,21 @@ ExpertLoads loads_with(const JobConfig& job, std::int64_t busy_layer, std::int64
   return loads;
 }
 
+TEST(RunForecast, LoadsAreOfAllMoeLayersAlsoThoseOfMultiTokenPrediction) {
+  const JobConfig job = config_of_ranks({"--model.args.num_mtp_modules=1", "--parallelism.expert_parallel_degree=4"});
+  ExpertLoads loads = loads_with(job, -1, 4, 1.0);
+  expect_error([&] { busiest_rank(loads, job); }, {"loads.json", "3 MoE layers", "has 4"});
+  loads.tokens["mtp.0.moe"] = loads_with(job, 1, 4, 2.0).tokens.at("layers.1.moe");
+  const BusiestRank busiest = busiest_rank(loads, job);
+  EXPECT_EQ(busiest.layer, "mtp.0.moe");
+  EXPECT_DOUBLE_EQ(busiest.most, 2.0);
+  EXPECT_DOUBLE_EQ(busiest.mean, (1.0 + 1.0 + 1.0 + 2.0) / 4.0);
+  auto renamed = loads.tokens.extract("layers.2.moe");
+  renamed.key() = "layers.7.moe";
+  loads.tokens.insert(std::move(renamed));
+  expect_error([&] { busiest_rank(loads, job); }, {"loads.json", "no loads of layers.2.moe", "another model"});
+}
+
 TEST(RunForecast, EqualLoadsAreABalancedLoad) {
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(layout.name);

@@ -290,6 +290,22 @@ TEST(StepForecast, TheCalibrationOfRanksHasTheOperatorsOfMeshes) {
   }
 }
 
+// The calibration's models have experts that three ranks cannot share. Their pipelines are measured all the same.
+TEST(StepForecast, TheCalibrationOfThreeRanksHasTheOperatorsOfAPipeline) {
+  std::set<std::string> measured;
+  const auto measure = [&](const JobConfig& config, std::int64_t num_ranks) {
+    for (const RecordedOperator& call : operators_of_plan(config, num_ranks)) measured.insert(class_of(call));
+  };
+  for (const JobConfig& config : calibration_models(Device::kCpu)) measure(config, 1);
+  for (const JobConfig& config : calibration_models_of_ranks(3)) measure(config, 3);
+  const JobConfig pipeline = small_config(
+      {"--parallelism.pipeline_parallel_degree=3", "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble",
+       "--model.args.n_layers=6", "--training.local_batch_size=6", "--training.global_batch_size=6"});
+  for (const RecordedOperator& call : operators_of_plan(pipeline, 3)) {
+    EXPECT_TRUE(measured.contains(class_of(call))) << class_of(call);
+  }
+}
+
 TEST(StepForecast, AClassThatWasNotMeasuredIsNamed) {
   const JobConfig config = small_config({});
   const std::vector<RecordedOperator> operators = operators_of_plan(config);

@@ -392,7 +392,8 @@ int act_for_slurm(const HealthOptions& options, const std::optional<NodeVerdict>
   if (fs::exists(record, missing)) own_reason = read_text_file(record);
   const SchedulerNode now = find_slurm_node(options.node);
   // The launcher of a run may have drained the node for our reason already.
-  if (now.is_drained && now.reason == verdict->reason && own_reason != now.reason) {
+  const bool is_bad = verdict->level == HealthLevel::kBad;
+  if (is_bad && now.is_drained && now.reason == verdict->reason && own_reason != now.reason) {
     write_whole_file(record, now.reason);
   }
   switch (decide(*verdict, now, own_reason, options.max_drained, unix_time())) {
@@ -490,7 +491,8 @@ void add_health_commands(CLI::App& app, int& status) {
   CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");
   add_probe_options(*serve, *options);
   add_folder_option(*serve, *options);
-  serve->add_option("--period", options->period, "Seconds between two looks; default: 5")->check(is_number(0.01, 1e6));
+  serve->add_option("--period", options->period, "Seconds between two looks; default: 5")
+      ->check(is_number(0.01, 0.5 * NodeVerdict::kFreshSeconds));
   serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
   serve->add_option("--ledger", options->ledger,
                     fmt::format("File with what was wrong before; default: {} in {}, or in --folder if that is given",

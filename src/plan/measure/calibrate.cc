@@ -190,8 +190,8 @@ std::vector<JobConfig> calibration_models(Device device) {
 std::vector<JobConfig> calibration_models_of_ranks(std::int64_t num_ranks) {
   std::vector<JobConfig> models;
   for (const Probe& probe : kProbes) {
-    if (probe.experts % num_ranks != 0) continue;
     for (const Overrides& precision : precisions(Device::kCpu)) {
+      if (probe.experts % num_ranks != 0) break;
       const Overrides over_ranks = {fmt::format("--parallelism.expert_parallel_degree={}", num_ranks),
                                     "--parallelism.expert_parallel_comm_backend=standard",
                                     "--debug.moe_force_load_balance=true",  // else steps have different rows

@@ -225,8 +225,7 @@ std::vector<StepPart> parts_of_step(const RunForecast& forecast, const Cluster& 
   double products = 0.0, memory = 0.0, transfers = 0.0;
   for (const ForecastLine& line : rank.lines) {
     if (line.stage < 0 || line.name == kWaitForHost) continue;
-    const bool is_compute = is_product(line.name) || line.name.starts_with("mla_");
-    (line.is_transfer ? transfers : is_compute ? products : memory) += line.seconds;
+    (line.is_transfer ? transfers : is_product_or_attention(line.name) ? products : memory) += line.seconds;
   }
   // Weights that are gathered once are lines of the passes, and no part of their time.
   transfers -= rank.gather_seconds;
