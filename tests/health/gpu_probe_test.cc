@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <set>
 
 #include "health/judge.h"
 #include "tests/data/support.h"
@@ -33,7 +34,7 @@ class GpuProbe : public ::testing::Test {
     result_ = probe_->look(now_ += 5.0);
     return names_of(result_.findings);
   }
-  EvidenceKind evidence() const { return result_.findings.front().evidence; }
+  EvidenceKind evidence() const { return result_.findings.at(0).evidence; }
 
   TemporaryFolder scratch_;
   std::unique_ptr<Probe> probe_ = make_gpu_probe({.library = NVML_STUB});
@@ -78,6 +79,20 @@ TEST_F(GpuProbe, FaultsAreFound) {
   }
 }
 
+// Hopper has the first three counters, and Blackwell has the others.
+TEST_F(GpuProbe, EveryErrorCounterOfALinkIsWatched) {
+  for (const int field : {161, 162, 163, 208, 211, 213, 214}) {
+    probe_ = make_gpu_probe({.library = NVML_STUB});
+    const std::string counter = fmt::format("count 2\n1 link.0 1\n1 field.{}.0 ", field);
+    set(counter + "7\n");
+    EXPECT_THAT(look(), IsEmpty()) << field;
+    set(counter + "17\n");
+    EXPECT_THAT(look(), IsEmpty()) << field;
+    set(counter + "18\n");
+    EXPECT_THAT(look(), ElementsAre("gpuLinkErrors GPU 1 link 0")) << field;
+  }
+}
+
 // The GPUs behind a lost one keep their numbers, so that their counters are not compared with those of another GPU.
 TEST_F(GpuProbe, AGpuThatLosesItsHandleKeepsItsNumber) {
   const std::string healthy = "count 3\n0 ecc 1\n1 ecc 2\n2 ecc 9\n1 link.0 1\n2 link.0 0\n";
@@ -111,11 +126,14 @@ TEST_F(GpuProbe, WhatUsesAGpuOfAnIdleNodeIsLeftOver) {
   EXPECT_THAT(look(), ElementsAre("leftoverGpuMemory GPU 0", "leftoverProcess GPU 1"));
 }
 
-TEST_F(GpuProbe, AnXidStaysUntilAnActiveCheckHasPassed) {
+TEST_F(GpuProbe, AnXidAndErrorsStayUntilAnActiveCheckHasPassed) {
+  set("count 2\n0 ecc 4\n0 link.0 1\n0 field.161.0 0\n");
   EXPECT_THAT(look(), IsEmpty());
-  set("count 2\n1 xid 79\n");
-  for (int i = 0; i < 3; ++i) EXPECT_THAT(look(), ElementsAre("gpuXid GPU 1"));
-  EXPECT_EQ(evidence(), EvidenceKind::kHard);
+  set("count 2\n0 ecc 5\n0 link.0 1\n0 field.161.0 100\n1 xid 79\n");
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_THAT(look(), ElementsAre("gpuEcc GPU 0", "gpuLinkErrors GPU 0 link 0", "gpuXid GPU 1"));
+  }
+  EXPECT_EQ(result_.findings.back().evidence, EvidenceKind::kHard);
   probe_->forget();
   EXPECT_THAT(look(), IsEmpty());
   // Prometheus' counter keeps its value.
@@ -124,6 +142,16 @@ TEST_F(GpuProbe, AnXidStaysUntilAnActiveCheckHasPassed) {
   });
   ASSERT_NE(count, result_.measurements.end());
   EXPECT_EQ(count->value, 1.0);
+}
+
+// docs/cluster.md has this table.
+TEST(Xids, ProveWhatTheTableSays) {
+  const std::set<std::uint64_t> hard = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
+  const std::set<std::uint64_t> of_programs = {13, 31, 43, 45, 68, 69};
+  for (std::uint64_t xid = 0; xid < 256; ++xid) {
+    const EvidenceKind other = of_programs.contains(xid) ? EvidenceKind::kAlert : EvidenceKind::kSoft;
+    EXPECT_EQ(evidence_of_xid(xid), hard.contains(xid) ? EvidenceKind::kHard : other) << xid;
+  }
 }
 
 TEST_F(GpuProbe, XidsOfProgramsOnlyAlert) {

@@ -158,13 +158,15 @@ TEST(Judge, AProbeThatCannotLookConfirmsNoCheck) {
 TEST(Judge, ABadNodeIsStillBadForTheNextDaemon) {
   Judge first("n1", {});
   level(first, {kXid});
-  const NodeVerdict before = first.judge({kXid}, 1005.0);
+  NodeVerdict before = first.judge({kXid}, 1005.0);
+  before.active_check = 500.0;  // an earlier check had passed
   Judge second("n1", {before.bad_since});
   second.resume(before);
   const NodeVerdict after = second.judge({}, 1100.0);
   EXPECT_EQ(after.level, HealthLevel::kBad);
   EXPECT_EQ(after.reason, before.reason);
   EXPECT_EQ(after.bad_since, 1005.0);
+  EXPECT_EQ(after.active_check, 500.0);
   EXPECT_EQ(second.times_bad(), 1u);
 }
 

@@ -114,6 +114,24 @@ TEST_F(NodeProbes, Ethernet) {
   EXPECT_THAT(look(*probe), IsEmpty());
 }
 
+TEST_F(NodeProbes, ErrorsOfAnInterfaceAreWatched) {
+  const auto probe = make_network_probe(sysroot_);
+  set("sys/class/net/eth0/device/vendor", "0x15b3\n");
+  set("sys/class/net/eth0/flags", "0x1003\n");
+  set("sys/class/net/eth0/operstate", "up\n");
+  for (const char* counter : {"rx_errors", "tx_errors"}) {
+    const std::string path = fmt::format("sys/class/net/eth0/statistics/{}", counter);
+    for (const char* errors : {"7\n", "107\n"}) {  // 100 per minute are allowed
+      set(path, errors);
+      EXPECT_THAT(look(*probe), IsEmpty()) << counter;
+    }
+    set(path, "108\n");
+    ASSERT_THAT(look(*probe), ElementsAre("ethernetErrors eth0")) << counter;
+    EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft) << counter;
+    probe->forget();
+  }
+}
+
 TEST_F(NodeProbes, AVirtualFunctionThatMovesIntoAContainerIsNoFault) {
   const auto probe = make_network_probe(sysroot_);
   set("sys/class/net/eth0v1/device/physfn/vendor", "0x15b3\n");

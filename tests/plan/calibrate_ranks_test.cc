@@ -40,16 +40,37 @@ TEST(CalibrateRanks, RanksMeasureTransfersAndEachOther) {
     EXPECT_GT(value(std::string(kind) + ".gb_per_s"), 0.0) << kind;
     EXPECT_GE(value(std::string(kind) + ".microseconds"), 0.0) << kind;
   }
-  EXPECT_GE(value("overlap_cost"), 0.0);
-  EXPECT_LE(value("overlap_cost"), 1.0);
-  EXPECT_GE(value("slowest_over_mean"), 1.0);
-  EXPECT_GE(value("straggler"), 0.0);
+  const Cluster cluster = cluster_of_cpus(calibration, 2);  // throws if a value is missing
+  EXPECT_EQ(cluster.overlap_cost, value("overlap_cost"));
+  EXPECT_DOUBLE_EQ(cluster.slowest_of(2), value("slowest_over_mean"));
   ASSERT_EQ(values[0].size(), values[1].size());
   for (std::size_t i = 0; i < values[0].size(); ++i) {
     EXPECT_EQ(values[0][i].name, values[1][i].name);
     EXPECT_EQ(values[0][i].value, values[1][i].value) << values[0][i].name;
     EXPECT_FALSE(values[0][i].unit.empty() || values[0][i].source.empty()) << values[0][i].name;
   }
+}
+
+TEST(CalibrateRanks, ALinkCarriesWhatTheOtherRanksHave) {
+  for (const auto& [kind, bytes] : {std::pair{"all_gather", 700.0},
+                                    {"reduce_scatter", 700.0},
+                                    {"all_reduce", 1400.0},
+                                    {"all_to_all", 700.0},
+                                    {"send", 800.0}}) {
+    EXPECT_EQ(bytes_of_link(kind, 800.0, 8.0), bytes) << kind;
+  }
+}
+
+TEST(CalibrateRanks, ProductsLoseAtMostTheCallBesideThem) {
+  EXPECT_EQ(lost_part(4.0, 6.0, 7.0), 0.25);
+  EXPECT_EQ(lost_part(4.0, 6.0, 11.0), 1.0);
+  EXPECT_EQ(lost_part(4.0, 6.0, 5.0), 0.0);
+}
+
+TEST(CalibrateRanks, TheStragglerIsTheDeviationThatMakesTheSlowestRank) {
+  const double seconds[] = {1.0, 3.0, 2.0};
+  EXPECT_EQ(slowest_over_mean(seconds), 1.5);
+  EXPECT_DOUBLE_EQ(straggler_of(seconds), 0.5 / expected_maximum(3));
 }
 
 /// Returns a calibration of two ranks in which operators take no time, and all transfers but all-gathers 1e9 bytes per

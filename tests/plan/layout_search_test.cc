@@ -234,14 +234,24 @@ TEST(LayoutSearch, TheFrontierHasWhatNothingBeats) {
   EXPECT_EQ(best[2].tokens_per_second_per_gpu, 5);
 }
 
-// Where only bytes of operators take time, only faster operators are a gain. One rule is for all of them.
-TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
-  const JobConfig job = config_to_search({"--training.local_batch_size=1"});
-  Cluster cluster = cluster_of(1e12);
+/// Returns a cluster where only bytes of operators take time.
+Cluster cluster_of_operators() {
+  Cluster cluster = cluster_of(1e30);
+  cluster.gpus_per_domain = 4;
   cluster.domain_bytes_per_second = cluster.network_bytes_per_second = cluster.direct_bytes_per_second = 1e30;
   cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e30;
-  const std::vector<Sensitivity> found =
-      sensitivities({job, Device::kCpu, resolve({}, 4)}, cluster, RoutingKind::kUniform);
+  return cluster;
+}
+
+std::vector<Sensitivity> sensitivities_of_four_ranks(const Cluster& cluster, const MeshDegrees& degrees = {}) {
+  const JobConfig job =
+      config_to_search({"--training.local_batch_size=1", "--parallelism.expert_parallel_comm_backend=direct"});
+  return sensitivities({job, Device::kCpu, resolve(degrees, 4)}, cluster, RoutingKind::kUniform);
+}
+
+// Where only bytes of operators take time, only faster operators are a gain. One rule is for all of them.
+TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
+  const std::vector<Sensitivity> found = sensitivities_of_four_ranks(cluster_of_operators());
   ASSERT_GT(found.size(), 4u);
   EXPECT_EQ(found[0].change, "products and attention 10 % faster");
   EXPECT_EQ(found[1].change, "other operators 10 % faster");
@@ -252,17 +262,57 @@ TEST(LayoutSearch, SensitivitiesAreOfWhatTakesTime) {
   for (const Sensitivity& one : std::span(found).subspan(2)) EXPECT_NEAR(one.gain, 0.0, 1e-9) << one.change;
 }
 
+/// Lets calls of a dispatcher run beside another micro-batch, whose operators take longer.
+void let_calls_overlap(Cluster& cluster) {
+  cluster.direct_bytes_per_second = 1e8;
+  cluster.engine.overlaps_micro_batches = true;
+}
+
+TEST(LayoutSearch, TheChangeThatTakesAwayACostGainsMost) {
+  constexpr const char *kNvlink = "NVLink twice as fast", *kSms = "SMs move twice as many rows",
+                       *kOverlap = "transfers cost nothing beside operators", *kHost = "no time between operators";
+  using Case = std::pair<const char*, void (*)(Cluster&)>;
+  const Case cases[] = {
+      {kNvlink, [](Cluster& c) { c.domain_bytes_per_second = 1e6; }},
+      {kNvlink, [](Cluster& c) { c.direct_bytes_per_second = 1e6; }},
+      {"network twice as fast", [](Cluster& c) { c.network_bytes_per_second = 1e6, c.gpus_per_domain = 2; }},
+      {kOverlap, [](Cluster& c) { c.domain_bytes_per_second = 1e9, c.overlap_cost = 1.0; }},
+      {kOverlap, [](Cluster& c) { let_calls_overlap(c), c.direct_overlap_cost = 1.0; }},
+      {kOverlap, [](Cluster& c) { let_calls_overlap(c), c.engine.dispatch_overlap_cost = 0.9; }},
+      {kSms, [](Cluster& c) { c.sm_written_per_second = 1e6; }},
+      {kSms, [](Cluster& c) { c.sm_read_per_second = 1e6; }},
+      {kSms, [](Cluster& c) { c.sm_summed_per_second = 1e6; }},
+      {"all GPUs equally fast", [](Cluster& c) { c.straggler = 1.0; }},
+      {kHost, [](Cluster& c) { c.calibration.seconds_per_operator = 1e-2; }},
+      {kHost, [](Cluster& c) { c.engine.host_seconds = 1e-2; }}};
+  int number = 0;
+  for (const auto& [change, add_cost] : cases) {
+    SCOPED_TRACE(fmt::format("case {}", number++));
+    Cluster cluster = cluster_of_operators();
+    add_cost(cluster);
+    const std::vector<Sensitivity> found = sensitivities_of_four_ranks(cluster, {.ep = 4});
+    ASSERT_FALSE(found.empty());
+    EXPECT_EQ(found.front().change, change);
+    EXPECT_GT(found.front().gain, 0.0);
+  }
+}
+
+TEST(LayoutSearch, AnEngineThatHidesNoCallGainsNothingFromFreeTransfers) {
+  Cluster cluster = cluster_of_operators();
+  let_calls_overlap(cluster);
+  cluster.engine.dispatch_overlap_cost = 1.0;
+  const std::vector<Sensitivity> found = sensitivities_of_four_ranks(cluster, {.ep = 4});
+  const auto change = std::ranges::find(found, "transfers cost nothing beside operators", &Sensitivity::change);
+  ASSERT_NE(change, found.end());
+  EXPECT_EQ(change->gain, 0.0);
+}
+
 // If only transfers within a domain take time, faster NVLink gains most. This also holds if each kind of transfer has a
 // rate of its own.
 TEST(LayoutSearch, NvlinkIsAlsoTheRatesOfKinds) {
-  const JobConfig job = config_to_search({"--training.local_batch_size=1"});
-  Cluster cluster = cluster_of(1e30);
-  cluster.gpus_per_domain = 4;
-  cluster.domain_bytes_per_second = cluster.network_bytes_per_second = cluster.direct_bytes_per_second = 1e30;
-  cluster.sm_written_per_second = cluster.sm_read_per_second = cluster.sm_summed_per_second = 1e30;
+  Cluster cluster = cluster_of_operators();
   for (const char* kind : kTransferKinds) cluster.domain_bytes_per_second_of[kind] = 1e6;
-  const std::vector<Sensitivity> found =
-      sensitivities({job, Device::kCpu, resolve({}, 4)}, cluster, RoutingKind::kUniform);
+  const std::vector<Sensitivity> found = sensitivities_of_four_ranks(cluster);
   ASSERT_FALSE(found.empty());
   EXPECT_EQ(found.front().change, "NVLink twice as fast");
   // The step then takes half as long, but for the operators. An operator hides at most as many seconds of a stream's

@@ -197,24 +197,38 @@ TEST(RunForecast, AFasterMachineNeverMakesAStepLonger) {
   for (const auto& [name, change] : changes) EXPECT_TRUE(have_effect.contains(name)) << name;
 }
 
-// Every call takes a second, and nothing else takes time. So a stage's time is its number of calls, and the forecast
-// must equal a simulation of the schedule with these times.
+// Every call takes 1 s, a message 3 s, and nothing else takes time. So a stage's time is its number of calls, and the
+// forecast must equal a simulation of the schedule with these times.
 TEST(RunForecast, APipelineFollowsItsSchedule) {
   Cluster cluster = free_cluster();
   cluster.num_sms = 0;
+  cluster.seconds_per_transfer = 3.0;
   cluster.rules[0].seconds_per_call = 1.0;
-  const RunForecast result = forecast({"pp2", 2, {.pp = 2}}, cluster);
-  const JobConfig job = config_of_ranks({});
-  PipelineCosts costs{.forward = {}, .backward_input = {}, .backward_weight = {}};
-  for (const RankForecast& rank : result.step.ranks) {
-    ASSERT_EQ(rank.stages.size(), 1u);
-    EXPECT_EQ(rank.stages[0].forward, std::round(rank.stages[0].forward));
-    costs.forward.push_back(rank.stages[0].forward);
-    costs.backward_input.push_back(0.5 * rank.stages[0].backward);
-    costs.backward_weight.push_back(0.5 * rank.stages[0].backward);
+  for (const char* schedule : {"1F1B", "ZBVZeroBubble"}) {
+    SCOPED_TRACE(schedule);
+    const Layout layout{"pp2", 2, {.pp = 2}, {std::string("--parallelism.pipeline_parallel_schedule=") + schedule}};
+    const StepForecast step = forecast(layout, cluster).step;
+    const PipelineSchedule passes = config_of_ranks(layout.overrides).pipeline_schedule(resolve({.pp = 2}, 2));
+    const std::vector<double> none(static_cast<std::size_t>(passes.num_stages()));
+    PipelineCosts costs{.forward = none, .backward_input = none, .backward_weight = none, .communication = 3.0};
+    double bubbles = 0.0, once = 0.0;
+    for (const RankForecast& rank : step.ranks) {
+      ASSERT_EQ(std::ssize(rank.stages), passes.stages_per_rank);
+      for (const StageTimes& stage : rank.stages) {
+        const auto s = static_cast<std::size_t>(stage.stage);
+        const bool is_split = passes.kind == PipelineScheduleKind::kZBV;
+        EXPECT_EQ(stage.forward, std::round(stage.forward));
+        costs.forward.at(s) = stage.forward;
+        costs.backward_input.at(s) = is_split ? stage.backward : 0.5 * stage.backward;
+        costs.backward_weight.at(s) = is_split ? stage.weight_gradients : 0.5 * stage.backward;
+      }
+      bubbles += rank.bubble_seconds;
+      once = std::max(once, rank.once_seconds());
+    }
+    EXPECT_DOUBLE_EQ(step.passes_seconds, simulate(passes, costs).makespan);
+    EXPECT_GT(bubbles, 0.0);
+    EXPECT_EQ(step.seconds, step.passes_seconds + once);
   }
-  EXPECT_DOUBLE_EQ(result.step.passes_seconds, simulate(job.pipeline_schedule(resolve({.pp = 2}, 2)), costs).makespan);
-  EXPECT_GT(result.step.ranks[0].bubble_seconds + result.step.ranks[1].bubble_seconds, 0.0);
 }
 
 // A link keeps an SM of 100. A rank has one to and one from each neighbour, whose stages come before or after its own.
@@ -423,56 +437,92 @@ TEST(RunForecast, WhatAGpuHasNoKernelsForIsRefused) {
           {"expert_parallel_num_sms is 8", "8 SMs"});
 }
 
-/// Returns four GPUs in domains of two, for which everything but what a test adds is free.
-Cluster free_domains_of_two() {
-  Cluster cluster = free_cluster();
-  cluster.gpus_per_domain = 2;
-  return cluster;
-}
-
-RoutingSpread spread_over_four(const Cluster& cluster, const JobConfig& job) {
-  return experts_spread(cluster, job, resolve({.ep = 4}, 4), RoutingKind::kForced);
-}
-
-/// Returns how long a dispatch between four ranks takes whose rows have one byte.
-double seconds_of_dispatch(const Cluster& cluster, const JobConfig& job) {
-  const TransferTimes times(cluster, job, resolve({.ep = 4}, 4), 0, spread_over_four(cluster, job));
-  const ModelConfig& model = job.model.args;
-  return times.seconds({.kind = "dispatch",
-                        .axis = "ep",
-                        .num_ranks = 4,
-                        .bytes = 1.0,
-                        .choices = {.num_experts = model.num_experts, .top_k = model.top_k},
-                        .pass = {}});
-}
-
 JobConfig config_with_backend(const std::string& backend) {
-  return config_of_ranks({"--parallelism.expert_parallel_comm_backend=" + backend});
+  return config_of_ranks(
+      {"--parallelism.expert_parallel_comm_backend=" + backend, "--parallelism.expert_parallel_num_sms=4"});
 }
 
-TEST(RunForecast, DirectSendsARowOncePerRankAndDomain) {
-  Cluster cluster = free_domains_of_two();
-  cluster.network_bytes_per_second = 1.0;
-  const double direct = seconds_of_dispatch(cluster, config_with_backend("direct")),
-               standard = seconds_of_dispatch(cluster, config_with_backend("standard"));
-  EXPECT_GT(direct, 0.0);
-  EXPECT_LE(direct, 1.0);       // to one other domain
-  EXPECT_GT(standard, direct);  // a copy for every choice
+TransferTimes times_of_four_ranks(const Cluster& cluster, const JobConfig& job) {
+  const MeshDegrees degrees = resolve({.ep = 4}, 4);
+  return {cluster, job, degrees, 0, experts_spread(cluster, job, degrees, RoutingKind::kForced)};
 }
 
-/// One rate is 1 byte per second, while all others are free. So the time is the number of bytes.
-TEST(RunForecast, DirectSendsAsManyBytesAsItSays) {
-  const JobConfig job = config_with_backend("direct");
-  const auto seconds = [&](double Cluster::*rate) {
-    Cluster one = free_domains_of_two();
-    one.*rate = 1.0;
-    return seconds_of_dispatch(one, job);
+/// Returns how long a dispatcher's call between four ranks takes if a row has one byte.
+double seconds_of_dispatch(const Cluster& cluster, const JobConfig& job, const std::string& kind) {
+  const ModelConfig& model = job.model.args;
+  return times_of_four_ranks(cluster, job)
+      .seconds({.kind = kind,
+                .axis = "ep",
+                .num_ranks = 4,
+                .bytes = 1.0,
+                .choices = {.num_experts = model.num_experts, .top_k = model.top_k},
+                .pass = {}});
+}
+
+// One rate is 1 byte per second, or one call takes 1 s, and all else is free. A token chooses 3 of 8 experts in turn.
+// Of these, 2.25 are on other ranks, and 1.5 other ranks have one. Half of the tokens have one on their own rank.
+TEST(RunForecast, ADispatchMovesWhatItsBackendMoves) {
+  struct Case {
+    const char* backend;
+    double Cluster::*cost;
+    int gpus_per_domain;
+    double out, back;  // seconds of calls that send rows to experts, and of those that add them up
   };
-  EXPECT_DOUBLE_EQ(seconds(&Cluster::network_bytes_per_second), 1.0);
-  EXPECT_DOUBLE_EQ(seconds(&Cluster::direct_bytes_per_second),
-                   spread_over_four(free_domains_of_two(), job).other_ranks());
-  const auto sms = static_cast<double>(job.parallelism.expert_parallel_num_sms);
-  EXPECT_DOUBLE_EQ(seconds(&Cluster::sm_written_per_second), static_cast<double>(job.model.args.top_k) / sms);
+  for (const Case& one : {
+           // A row crosses once to the only other domain, or to each of several, and once to each rank.
+           Case{"direct", &Cluster::network_bytes_per_second, 2, 1.0, 1.0},
+           Case{"direct", &Cluster::network_bytes_per_second, 1, 1.5, 1.5},
+           Case{"direct", &Cluster::direct_bytes_per_second, 2, 1.5, 1.5},
+           // 4 SMs write and read a row for each choice, and add up a sum of each rank.
+           Case{"direct", &Cluster::sm_written_per_second, 2, 0.75, 0.0},
+           Case{"direct", &Cluster::sm_read_per_second, 2, 0.0, 0.75},
+           Case{"direct", &Cluster::sm_summed_per_second, 2, 0.0, (0.5 + 1.5) / 4.0},
+           Case{"direct", &Cluster::seconds_per_dispatch, 2, 1.0, 1.0},
+           // A row crosses once for each choice. The network is not faster than links within a domain.
+           Case{"standard", &Cluster::network_bytes_per_second, 2, 1.5, 1.5},
+           Case{"standard", &Cluster::domain_bytes_per_second, 2, 1.5, 1.5},
+           Case{"standard", &Cluster::domain_bytes_per_second, 3, 2.25 - 0.75, 2.25 - 0.75},
+           Case{"standard", &Cluster::domain_bytes_per_second, 4, 2.25, 2.25},
+       }) {
+    Cluster cluster = free_cluster();
+    cluster.gpus_per_domain = one.gpus_per_domain;
+    cluster.*one.cost = 1.0;
+    const JobConfig job = config_with_backend(one.backend);
+    for (const auto& [kind, seconds] : {std::pair{"dispatch", one.out},
+                                        {"dispatch_again", one.out},
+                                        {"combine_backward", one.out},
+                                        {"combine", one.back},
+                                        {"dispatch_backward", one.back}}) {
+      EXPECT_NEAR(seconds_of_dispatch(cluster, job, kind), seconds, 1e-15)
+          << one.backend << " " << kind << " of " << one.gpus_per_domain;
+    }
+  }
+}
+
+// Its tables are kept for all other calls.
+TEST(RunForecast, OnlyAStandardDispatchWaitsForTheHost) {
+  Cluster cluster = free_cluster();
+  cluster.seconds_per_host_plan = 2.0;
+  cluster.seconds_per_transfer = 1.0;
+  const JobConfig job = config_with_backend("standard");
+  EXPECT_DOUBLE_EQ(seconds_of_dispatch(cluster, job, "dispatch"), 2.0 + 1.0 + 1.0);  // with an exchange of counts
+  for (const char* kind : {"dispatch_again", "combine", "combine_backward", "dispatch_backward"}) {
+    EXPECT_DOUBLE_EQ(seconds_of_dispatch(cluster, job, kind), 1.0) << kind;
+  }
+}
+
+TEST(RunForecast, ADispatchCostsOperatorsWhatItsBackendOrItsEngineSays) {
+  Cluster cluster = free_cluster();
+  cluster.direct_overlap_cost = 0.5;
+  cluster.overlap_cost = 0.25;
+  const JobConfig direct = config_with_backend("direct"), standard = config_with_backend("standard");
+  EXPECT_EQ(times_of_four_ranks(cluster, direct).dispatch_overlap_cost(), 0.5);
+  EXPECT_EQ(times_of_four_ranks(cluster, standard).dispatch_overlap_cost(), 0.25);
+  for (const double of_engine : {0.0, 0.125}) {
+    cluster.engine.dispatch_overlap_cost = of_engine;
+    EXPECT_EQ(times_of_four_ranks(cluster, direct).dispatch_overlap_cost(), of_engine);
+    EXPECT_EQ(times_of_four_ranks(cluster, standard).dispatch_overlap_cost(), of_engine);
+  }
 }
 
 TEST(RunForecast, TheSpreadHasAllLinesOfAllMicroBatches) {

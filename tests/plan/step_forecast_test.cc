@@ -68,6 +68,25 @@ StepForecast forecast_with(const JobConfig& config, const Calibration& calibrati
   return forecast_step({forecast_rank(step.dry_run(), schedule.num_micro_batches, false, times)}, schedule);
 }
 
+// One rank has the longer passes, and the other one has the longer update. In 1F1B the first rank never waits if it is
+// the slower one. The last one waits for a forward at the begin, and is waited for by a backward at the end.
+TEST(StepForecast, AStepEndsWithTheLongestUpdateAfterItsPasses) {
+  const PipelineSchedule schedule = make_pipeline_schedule(PipelineScheduleKind::k1F1B, 2, 1, 4);
+  const auto rank = [](int stage, double pass, double update) {
+    RankForecast result;
+    result.stages = {{.stage = stage, .forward = pass, .backward = pass}};
+    result.optimizer_seconds = update;
+    return result;
+  };
+  const StepForecast first_is_slow = forecast_step({rank(0, 4.0, 1.0), rank(1, 2.0, 3.0)}, schedule),
+                     last_is_slow = forecast_step({rank(0, 2.0, 3.0), rank(1, 4.0, 1.0)}, schedule);
+  EXPECT_EQ(first_is_slow.passes_seconds, 4 * (4.0 + 4.0));
+  EXPECT_EQ(last_is_slow.passes_seconds, 4 * (4.0 + 4.0) + 2.0 + 2.0);
+  for (const StepForecast& step : {first_is_slow, last_is_slow}) EXPECT_EQ(step.seconds, step.passes_seconds + 3.0);
+  EXPECT_EQ(first_is_slow.slowest, 0u);
+  EXPECT_EQ(last_is_slow.slowest, 1u);
+}
+
 std::string described(const RecordedOperator& call) {
   std::string text = call.pass + ": " + class_of(call);
   for (const RecordedOperator::Operand& operand : call.operands) text += " " + operand.shape.to_string();

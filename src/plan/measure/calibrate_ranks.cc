@@ -104,7 +104,7 @@ class RankProbe {
     const double alone = seconds_of([&] {
       for (int i = 0; i < count; ++i) product(op());
     });
-    return std::clamp((seconds_of([&] { beside(count); }) - alone) / of_call, 0.0, 1.0);
+    return lost_part(of_call, alone, seconds_of([&] { beside(count); }));
   }
 
  private:
@@ -137,12 +137,6 @@ class RankProbe {
   Arena arena_;
   Tensor x_, w_, y_;
 };
-
-/// Returns the bytes that a link carries in a transfer of `bytes` between n ranks.
-double bytes_of_link(const std::string& kind, double bytes, double n) {
-  if (kind == "send") return bytes;
-  return (kind == "all_reduce" ? 2.0 : 1.0) * bytes * (n - 1.0) / n;
-}
 
 constexpr const char* kGigabytes = "GB/s of a rank and direction";
 constexpr const char* kMicroseconds = "us";
@@ -259,12 +253,10 @@ void add_straggler(RankProbe& probe, std::vector<RankValue>& values) {
   const int calls = std::max(1, static_cast<int>(probe.sizes().steady_seconds / probe.seconds_of(call)));
   probe.times_of(call, calls);
   const std::vector<double> times = probe.times_of(call, calls);
-  const auto n = static_cast<double>(times.size());
-  const double lag = std::ranges::max(times) * n / std::accumulate(times.begin(), times.end(), 0.0);
   const std::string source =
-      fmt::format("one product on {} ranks at the same time, {:.0f} s", n, probe.sizes().steady_seconds);
-  values.push_back({"slowest_over_mean", lag, "ratio", source, {}});
-  values.push_back({"straggler", (lag - 1.0) / expected_maximum(probe.world().size()), "part of the mean", source, {}});
+      fmt::format("one product on {} ranks at the same time, {:.0f} s", times.size(), probe.sizes().steady_seconds);
+  values.push_back({"slowest_over_mean", slowest_over_mean(times), "ratio", source, {}});
+  values.push_back({"straggler", straggler_of(times), "part of the mean", source, {}});
 }
 
 }  // namespace
@@ -290,6 +282,24 @@ std::vector<RankValue> calibrate_ranks(ProcessGroup& world, cuda::Runtime* runti
   }
   add_straggler(probe, values);
   return values;
+}
+
+double bytes_of_link(const std::string& kind, double bytes, double n) {
+  if (kind == "send") return bytes;
+  return (kind == "all_reduce" ? 2.0 : 1.0) * bytes * (n - 1.0) / n;
+}
+
+double lost_part(double of_call, double alone, double beside) {
+  return std::clamp((beside - alone) / of_call, 0.0, 1.0);
+}
+
+double slowest_over_mean(std::span<const double> seconds) {
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  return std::ranges::max(seconds) * static_cast<double>(seconds.size()) / sum;
+}
+
+double straggler_of(std::span<const double> seconds) {
+  return (slowest_over_mean(seconds) - 1.0) / expected_maximum(std::ssize(seconds));
 }
 
 }  // namespace tessera
