@@ -214,7 +214,7 @@ void add_prepare_command(CLI::App& parent, int& status) {
       ->capture_default_str();
   app->add_option("--threads", command->num_threads,
                   "Threads that tokenize; the result does not depend on it (default: all cores)")
-      ->transform(as_count(1));
+      ->transform(as_count(1, 4096));
   app->add_flag("--skip-unknown", options.skip_unknown, kSkipHelp);
   app->add_flag("--force", options.overwrite, "Replace the dataset if it exists");
   app->callback([command, &status] {

@@ -213,7 +213,7 @@ void generate_one(Generator& generator, const std::string& prompt) {
 /// Continues the prompts of a file. Prints one line of JSON per text as soon as it is done.
 void generate_file(Generator& generator, const GenerateOptions& options) {
   std::vector<std::string> prompts;
-  std::istringstream lines(read_text_file(options.prompts_file));
+  std::istringstream lines(std::string(without_byte_order_mark(read_text_file(options.prompts_file))));
   for (std::string line; std::getline(lines, line);) {
     if (line.ends_with('\r')) line.pop_back();
     repair_utf8(line);

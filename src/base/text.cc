@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
@@ -88,6 +89,11 @@ std::uint64_t repair_utf8(std::string& text) {
 
 bool is_utf8(std::string_view text) { return find_ill_formed(text, 0) == text.size(); }
 
+std::string_view without_byte_order_mark(std::string_view text) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  return text.starts_with(kByteOrderMark) ? text.substr(kByteOrderMark.size()) : text;
+}
+
 std::size_t space_size(std::string_view text) {
   if (text.empty()) return 0;
   const auto first = static_cast<std::uint8_t>(text[0]);
@@ -113,12 +119,15 @@ std::string quote_text(std::string_view text) {
   std::size_t size = std::min(text.size(), kMaxBytes);
   while (size < text.size() && size > 0 && is_continuation(text[size])) --size;
   std::string quoted = "\"";
-  for (const char c : text.substr(0, size)) {
-    const auto byte = static_cast<std::uint8_t>(c);
-    if (byte < 0x20 || byte == 0x7F) {
+  bool is_control = false;
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto byte = static_cast<std::uint8_t>(text[i]);
+    const auto next = static_cast<std::uint8_t>(i + 1 < size ? text[i + 1] : '\0');
+    const bool ends_control = std::exchange(is_control, byte == 0xC2 && next >= 0x80 && next < 0xA0);  // U+0080 to 9F
+    if (byte < 0x20 || byte == 0x7F || is_control || ends_control) {
       quoted += fmt::format("\\x{:02x}", byte);
     } else {
-      quoted += c;
+      quoted += text[i];
     }
   }
   return size == text.size() ? quoted + '"' : fmt::format("{}...\" ({} bytes)", quoted, text.size());

@@ -19,6 +19,9 @@ constexpr bool is_continuation(char byte) { return (static_cast<std::uint8_t>(by
 /// Returns whether `text` has no ill-formed part.
 bool is_utf8(std::string_view text);
 
+/// Returns `text` without the byte order mark (U+FEFF) that some programs put before UTF-8.
+std::string_view without_byte_order_mark(std::string_view text);
+
 /// Returns the length of the first character of `text` if it is white space (the Unicode property White_Space), else 0.
 std::size_t space_size(std::string_view text);
 

@@ -93,7 +93,7 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("fault_tolerance.*", kValue, "takes effect with fault_tolerance.enable only");
 }
 
-/// The keys of a converter. The linear one also has TorchTitan's names of recipes.
+/// Adds the keys of a converter. The linear one also has TorchTitan's names of recipes.
 void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& options, bool linear) {
   std::vector<std::pair<std::string, Recipe>> recipes = {{"mxfp8", Recipe::kMxfp8},
                                                          {"mxfp8_wgrad_with_hp", Recipe::kMxfp8WgradWithHp},
@@ -257,7 +257,7 @@ void add_training_keys(ConfigTable& t, JobConfig& c) {
   t.add("training.skip_loss_spikes", c.training.skip_loss_spikes,
         "a step that is a spike twice is left out, and the run goes on with the next batch");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run", above_zero());
-  t.add("training.dtype", c.training.dtype, "type of master weights and gradients: float32");
+  t.add("training.dtype", c.training.dtype, {{"float32", DType::kFloat32}}, "type of master weights and gradients");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,
         {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
   t.add("training.mixed_precision_reduce", c.training.mixed_precision_reduce,
@@ -281,7 +281,7 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
   t.add("parallelism.data_parallel_shard_degree", p.data_parallel_shard_degree,
         "ranks that the weights are cut over; -1: all that the other axes leave");
   t.add("parallelism.fsdp_reshard_after_forward", p.fsdp_reshard_after_forward,
-        "free gathered weights after the forward: default, always or never");
+        {{"default", "default"}, {"always", "always"}, {"never", "never"}}, "free gathered weights after the forward");
   t.add("parallelism.tensor_parallel_degree", p.tensor_parallel_degree, "ranks that a layer's matrices are cut over");
   t.add("parallelism.pipeline_parallel_degree", p.pipeline_parallel_degree, "ranks that the layers are cut over");
   t.add("parallelism.pipeline_parallel_schedule", p.pipeline_parallel_schedule,
@@ -296,6 +296,7 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
         "are between ranks; takes more scratch memory; on GPUs only where tokens cross between domains");
   t.add(
       "parallelism.pipeline_parallel_reduce_gradients", p.pipeline_parallel_reduce_gradients,
+      {{"step", "step"}, {"micro_batch", "micro_batch"}},
       "when a pipeline's ranks sum the gradients of sharded units: step (once, which takes float32 gradients of whole "
       "units) or micro_batch (after each backward, which sends as many times as much as there are micro-batches)");
   t.add("parallelism.pipeline_parallel_microbatch_size", p.pipeline_parallel_microbatch_size,

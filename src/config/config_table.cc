@@ -61,7 +61,7 @@ std::string to_text(const Value& value) {
   return std::visit(Visitor{}, value);
 }
 
-/// A string as it is, a list with commas, anything else as TOML.
+/// Returns a string as it is, a list with commas, and anything else as TOML.
 std::string unquoted_text(const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) return *text;
   if (const auto* list = std::get_if<ConfigTable::List>(&value)) return fmt::format("{}", fmt::join(*list, ","));
@@ -79,7 +79,7 @@ std::string_view without_quotes(std::string_view text) {
   return quoted ? text.substr(1, text.size() - 2) : text;
 }
 
-/// The items of "a, b"; none of "".
+/// Returns the items of "a, b", and none of "".
 ConfigTable::List split(std::string_view text, char separator = ',') {
   ConfigTable::List items;
   while (!text.empty()) {
@@ -93,7 +93,7 @@ ConfigTable::List split(std::string_view text, char separator = ',') {
   return items;
 }
 
-/// The lists of "a, b; c".
+/// Returns the lists of "a, b; c".
 ConfigTable::Lists split_lists(std::string_view text) {
   ConfigTable::Lists lists;
   for (const std::string& list : split(text, ';')) lists.push_back(split(list));
@@ -203,7 +203,7 @@ void require_text(std::string_view text, const std::string& source) {
 
 /// Throws Error, with a hint how the same is written in TOML, if `text` seems to be JSON or YAML.
 void require_neither_json_nor_yaml(std::string_view text, const std::string& source) {
-  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  text = without_byte_order_mark(text);
   // The first line that is neither empty nor a comment.
   std::string_view line;
   while (!text.empty() && (line.empty() || line.starts_with('#'))) {
@@ -364,6 +364,11 @@ void ConfigTable::assign(const Entry& entry, const Value& value, const std::stri
   if (std::holds_alternative<std::int64_t>(entry.example) && std::holds_alternative<std::string>(value)) {
     if (const auto count = parse_count(std::get<std::string>(value))) converted = *count;
   }
+  // TOML reads 2e9 as a float.
+  if (std::holds_alternative<std::int64_t>(entry.example) && std::holds_alternative<double>(value)) {
+    const double number = std::get<double>(value);
+    if (std::abs(number) <= 0x1p53 && number == std::trunc(number)) converted = static_cast<std::int64_t>(number);
+  }
   require(converted.index() == entry.example.index(), "{}: {} is {}; expected a value of type {}{}", where, entry.key,
           to_text(value), entry.type, expected_form(entry.example));
   if (!entry.choices.empty()) {
@@ -399,9 +404,11 @@ void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
     root = toml::parse(text, source);
   } catch (const toml::parse_error& error) {
     require_neither_json_nor_yaml(text, source);
-    const bool lacks_quotes = error.description().find("could not determine value type") != std::string_view::npos;
+    const auto says = [&](const char* what) { return error.description().find(what) != std::string_view::npos; };
     fail("{}:{}: {}{}", source, error.source().begin.line, error.description(),
-         lacks_quotes ? "; expected a text in quotes, a number, true or false" : "");
+         says("could not determine value type") ? "; expected a text in quotes, a number, true or false"
+         : says("digit, saw ")                  ? "; in TOML a number with a unit is a string: steps = \"10k\""
+                                                : "");
   }
   const std::function<void(const toml::table&, const std::string&)> visit = [&](const toml::table& table,
                                                                                 const std::string& prefix) {

@@ -46,7 +46,8 @@ class ConfigTable {
 
   /// Adds a key. `key` is "section.name". The targets must outlive the table.
   void add(std::string key, bool& target, std::string help);
-  /// Adds a key for a whole number. On the command line it may have a unit, as 32k (parse_count.h).
+  /// Adds a key for a whole number. On the command line, and in a string of TOML, it may have a unit, as 32k
+  /// (parse_count.h).
   void add(std::string key, std::int64_t& target, std::string help, Range range = {});
   void add(std::string key, double& target, std::string help, Range range = {});
   void add(std::string key, float& target, std::string help, Range range = {});

@@ -60,7 +60,7 @@ MeshDegrees JobConfig::mesh_degrees() const {
 
 namespace {
 
-/// A cut for so many stages by what layers cost.
+/// Returns a cut for so many stages by what layers cost.
 std::vector<StageModules> cut_by_model_cost(const ModelConfig& m, std::int64_t seq_len, int num_stages) {
   // Products per token, roughly: what a layer's weights and its attention's scores take.
   const std::int64_t head_dims = m.qk_head_dim() + m.v_head_dim;

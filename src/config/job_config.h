@@ -64,7 +64,7 @@ struct JobConfig {
     double max_loss_spike = 0.0;
     bool skip_loss_spikes = false;
     std::int64_t steps = 10000;
-    std::string dtype = "float32";
+    DType dtype = DType::kFloat32;
     DType mixed_precision_param = DType::kBFloat16;
     DType mixed_precision_reduce = DType::kFloat32;
     DeviceChoice device = DeviceChoice::kAuto;

@@ -88,7 +88,7 @@ SitePrecision precision_of(const RecipeOptions& options, const std::string& sect
   return site;
 }
 
-/// The names by which a pattern may find a module.
+/// Returns the names by which a pattern may find a module.
 std::vector<std::string> names_of(const ParamSpec& spec) {
   const std::string name = module_name(spec);
   std::vector<std::string> names = {name};
@@ -99,14 +99,14 @@ std::vector<std::string> names_of(const ParamSpec& spec) {
   return names;
 }
 
-/// Whether the pattern is part of one of the module's names.
+/// Returns whether the pattern is part of one of the module's names.
 bool matches(const ParamSpec& spec, const std::string& pattern) {
   const std::vector<std::string> names = names_of(spec);
   return std::any_of(names.begin(), names.end(),
                      [&](const std::string& name) { return name.find(pattern) != std::string::npos; });
 }
 
-/// Names of modules of a kind (kNone: all) without their layer, to list in an error.
+/// Returns the names of modules of a kind (kNone: all) without their layer, to list in an error.
 std::string known_modules(const Parameters& parameters, GemmKind kind) {
   std::set<std::string> names;
   for (ParamId id = 0; id < parameters.size(); ++id) {

@@ -14,27 +14,6 @@ namespace {
 
 constexpr std::size_t kMaxRunId = 128;
 
-/// Keys that a file may have at any value, but that a run takes at their default only.
-struct Unbuilt {
-  std::string_view key;
-  std::string_view feature;
-};
-constexpr Unbuilt kUnbuilt[] = {
-    {"training.dtype", "training with masters and gradients in another type"},
-};
-
-void require_built(const ConfigTable& table) {
-  JobConfig defaults;
-  const auto default_values = config_table(defaults).describe(), values = table.describe();
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    for (const Unbuilt& unbuilt : kUnbuilt) {
-      require(values[i].key != unbuilt.key || values[i].value == default_values[i].value,
-              "{} is {}: {} is not built yet; a run takes {} only", unbuilt.key, values[i].value, unbuilt.feature,
-              default_values[i].value);
-    }
-  }
-}
-
 void validate_job(const JobConfig& c) {
   const bool is_plain = std::ranges::all_of(c.job.run_id, [](char character) {
     return std::isalnum(static_cast<unsigned char>(character)) != 0 ||
@@ -113,12 +92,6 @@ void validate_checkpoint(const JobConfig& c) {
 }
 
 void validate_parallelism(const JobConfig& c) {
-  const std::string& reshard = c.parallelism.fsdp_reshard_after_forward;
-  require(reshard == "default" || reshard == "always" || reshard == "never",
-          "parallelism.fsdp_reshard_after_forward is '{}'; expected default, always or never", reshard);
-  const std::string& reduce = c.parallelism.pipeline_parallel_reduce_gradients;
-  require(reduce == "step" || reduce == "micro_batch",
-          "parallelism.pipeline_parallel_reduce_gradients is '{}'; expected step or micro_batch", reduce);
   require(c.parallelism.expert_tensor_parallel_degree == 1,
           "parallelism.expert_tensor_parallel_degree is {}; expected 1: experts stay whole, and "
           "parallelism.expert_parallel_degree spreads them over the tensor-parallel ranks as well",
@@ -155,9 +128,7 @@ void validate_micro_batch(const JobConfig& c) {
 
 void JobConfig::validate() const {
   JobConfig given = *this;
-  const ConfigTable table = config_table(given);
-  table.require_in_range();
-  require_built(table);
+  config_table(given).require_in_range();
   for (const std::string& converter : model.converters) {
     require(converter == kLinearConverter || converter == kGroupedConverter,
             "model.converters has '{}'; there are {} and {}", converter, kLinearConverter, kGroupedConverter);

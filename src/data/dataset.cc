@@ -146,9 +146,12 @@ std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, 
     require(shard.header().header_checksum == entry.checksum,
             "shard '{}': its header has checksum {}, '{}' lists {}: it is a shard of another dataset", path.string(),
             to_hex(shard.header().header_checksum), (folder / kManifestName).string(), to_hex(entry.checksum));
-    require(shard.num_tokens() == entry.num_tokens && shard.num_documents() == entry.num_documents,
-            "shard '{}': {} tokens and {} documents, '{}' lists {} and {}", path.string(), shard.num_tokens(),
-            shard.num_documents(), (folder / kManifestName).string(), entry.num_tokens, entry.num_documents);
+    const ShardHeader& header = shard.header();
+    require(header.num_tokens == entry.num_tokens && header.num_documents == entry.num_documents &&
+                header.file_bytes == entry.num_bytes,
+            "shard '{}': {} tokens, {} documents and {} bytes, '{}' lists {}, {} and {}", path.string(),
+            header.num_tokens, header.num_documents, header.file_bytes, (folder / kManifestName).string(),
+            entry.num_tokens, entry.num_documents, entry.num_bytes);
   }
   return shards;
 }

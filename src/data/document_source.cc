@@ -42,7 +42,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr unsigned kReadBytes = 1u << 18;
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr const char* kRenamesField = "`jq -c '{text: .content}' IN > OUT.jsonl` renames a field";
 
 /// Reads the bytes of a file, and decompresses them if they are gzip, in one member or several. zlib's own reader of
@@ -54,8 +53,7 @@ class ByteStream {
     read();
     is_gzip_ = begins_member();
     const std::string extension = path.extension().string();
-    require(is_gzip_ || (extension != ".gz" && extension != ".dz"),
-            "cannot read '{}': its name says gzip, but its first bytes are not those of a gzip file", path.string());
+    is_misnamed_ = !is_gzip_ && stream_.avail_in > 0 && (extension == ".gz" || extension == ".dz");
     constexpr int kGzip = 16;  // added to the window's bits, it selects gzip's header and checksum
     TESSERA_CHECK(!is_gzip_ || ::inflateInit2(&stream_, kGzip + MAX_WBITS) == Z_OK);
   }
@@ -73,6 +71,9 @@ class ByteStream {
     out.resize(old_size + size);
     return size > 0;
   }
+
+  /// Returns whether the file's name says gzip, but its first bytes are not those of a gzip file.
+  bool is_misnamed() const { return is_misnamed_; }
 
   /// Returns how many bytes of the file on the disk have been consumed.
   std::uint64_t num_bytes_done() const { return num_read_ - stream_.avail_in; }
@@ -144,7 +145,7 @@ class ByteStream {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
   std::vector<Bytef> buffer_ = std::vector<Bytef>(kReadBytes);
   z_stream stream_ = {};  // its input is the unconsumed part of buffer_, also if the file is not gzip
-  bool is_gzip_ = false, between_members_ = false;
+  bool is_gzip_ = false, is_misnamed_ = false, between_members_ = false;
   std::uint64_t num_read_ = 0;
 };
 
@@ -156,7 +157,7 @@ class PlainTextReader : public DocumentReader {
     if (std::exchange(done_, true)) return false;
     origin = path_.string();
     while (stream_.append_to(text, kReadBytes)) throw_if_stopped();
-    if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
+    text.erase(0, text.size() - without_byte_order_mark(text).size());
     text.shrink_to_fit();  // a batch holds many small files, and each was read into kReadBytes
     return true;
   }
@@ -170,14 +171,14 @@ class PlainTextReader : public DocumentReader {
 
 /// Returns the text after a byte order mark and white space at its begin.
 std::string_view skip_blank(std::string_view text) {
-  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  text = without_byte_order_mark(text);
   return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
 }
 
-/// Returns whether a line is no JSON because it ends within a value.
-bool ends_too_early(const nlohmann::json::exception& error, std::string_view line) {
+/// Returns where a line ceases to be JSON. That is its end if it ends within a value.
+std::size_t place_of_problem(const nlohmann::json::exception& error) {
   const auto* of_syntax = dynamic_cast<const nlohmann::json::parse_error*>(&error);  // a number may be too large
-  return of_syntax != nullptr && of_syntax->byte > line.size();
+  return of_syntax == nullptr || of_syntax->byte == 0 ? 0 : of_syntax->byte - 1;
 }
 
 class JsonLinesReader : public DocumentReader {
@@ -213,7 +214,8 @@ class JsonLinesReader : public DocumentReader {
       searched_ = buffer_.size();
       if (stream_.append_to(buffer_, kReadBytes)) continue;
       if (buffer_.empty()) return false;
-      line_ = std::move(buffer_);  // a last line without a line end
+      line_ = std::move(buffer_);
+      ends_file_ = true;
       buffer_.clear();
       searched_ = 0;
       ++line_number_;
@@ -226,13 +228,8 @@ class JsonLinesReader : public DocumentReader {
     try {
       object = nlohmann::json::parse(line_);
     } catch (const nlohmann::json::exception& error) {
-      const std::string_view line = skip_blank(line_);
-      const char* remedy = line.starts_with('[') ? ": `jq -c '.[]' IN > OUT.jsonl` takes an array apart"
-                           : line.starts_with('{') && ends_too_early(error, line_)
-                               ? ": `jq -c . IN > OUT.jsonl` puts each object on one line"
-                               : "";
-      fail("{}: expected a JSON object on one line, got {}: {}{}", origin, quote_text(line_), json_problem(error),
-           remedy);
+      fail("{}: expected a JSON object on one line, got {}: {}{}", origin, quote_text(line_),
+           printable(json_problem(error)), remedy(error));
     }
     const std::string expected = "expected a JSON object with a string \"text\"";
     require(!object.is_array(), "{}: {} on each line, got array: `jq -c '.[]' IN > OUT.jsonl` takes it apart", origin,
@@ -245,12 +242,27 @@ class JsonLinesReader : public DocumentReader {
     text = std::move(field->get_ref<std::string&>());
   }
 
+  /// Returns what to do about a line that is no JSON, or "".
+  const char* remedy(const nlohmann::json::exception& error) const {
+    const std::string_view line = skip_blank(line_);
+    if (line.starts_with('[')) return ": `jq -c '.[]' IN > OUT.jsonl` takes an array apart";
+    const std::size_t place = place_of_problem(error);
+    if (line.starts_with('{') && place >= line_.size()) {
+      return ends_file_ ? ": the file is cut short: fetch it again"
+                        : ": `jq -c . IN > OUT.jsonl` puts each object on one line";
+    }
+    const std::string_view rest = std::string_view(line_).substr(std::min(place, line_.size()));
+    const bool is_no_number = rest.starts_with("NaN") || rest.starts_with("Infinity");
+    return is_no_number ? ": NaN and Infinity are no JSON: write null" : "";
+  }
+
   fs::path path_;
   ByteStream stream_;
   std::string buffer_;
   std::size_t begin_ = 0;     // begin of the next line in buffer_
   std::size_t searched_ = 0;  // [begin_, searched_) has no line end
   std::string line_;
+  bool ends_file_ = false;  // the line is the last, and has no line end
   std::uint64_t line_number_ = 0;
 };
 
@@ -393,7 +405,7 @@ std::string find_no_documents(std::string_view beginning, bool is_whole) {
   } catch (const nlohmann::json::exception& error) {
     // A line that is cut off in a string is damaged. Objects that take several lines are broken between values.
     const bool in_string = json_problem(error).find("missing closing quote") != std::string_view::npos;
-    const bool goes_on = ends_too_early(error, line) && !in_string && end != beginning.npos;
+    const bool goes_on = place_of_problem(error) >= line.size() && !in_string && end != beginning.npos;
     return goes_on ? "an object takes several lines: `jq -c . IN > OUT.jsonl` puts each object on one line" : "";
   }
 }
@@ -403,6 +415,10 @@ std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
   std::string beginning;
   bool is_whole = false;
   ByteStream stream(path);
+  if (stream.is_misnamed()) {
+    return ForeignKind{.name = "a file that only its name calls gzip",
+                       .remedy = "rename it if it is not compressed, or fetch it again"};
+  }
   const auto read = [&](unsigned num_bytes) {
     throw_if_stopped();
     is_whole = is_whole || !stream.append_to(beginning, num_bytes);
@@ -462,11 +478,6 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
                  links.size(), folder.string(), std::ranges::min(links).string());
   }
   std::sort(found.begin(), found.end());
-  std::set<fs::path> indices;
-  for (const fs::path& path : found) {
-    if (const fs::path base = dictd_base(path); !base.empty()) indices.insert(base.string() + ".index");
-  }
-  std::erase_if(found, [&](const fs::path& path) { return indices.contains(path); });
   const auto described = std::stable_partition(found.begin(), found.end(), std::not_fn(describes_folder));
   if (described != found.end()) {
     const auto count = found.end() - described;
@@ -476,6 +487,15 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
                  described->string());
   }
   files.insert(files.end(), found.begin(), described);
+}
+
+/// Takes out the indices of the dictd databases that are there: they are read with their databases.
+void erase_indices(std::vector<fs::path>& files) {
+  std::set<fs::path> indices;
+  for (const fs::path& path : files) {
+    if (!dictd_base(path).empty()) indices.insert(dictd_index(path));
+  }
+  std::erase_if(files, [&](const fs::path& path) { return indices.contains(path); });
 }
 
 /// Warns of files that are read several times, as those of "texts texts/*".
@@ -520,6 +540,7 @@ DocumentSource::DocumentSource(const std::vector<fs::path>& inputs, bool skip_un
     }
   }
   require(!files_.empty(), "no input files given");
+  erase_indices(files_);
   warn_of_repeated(files_);
   require_documents(skip_unknown);
   for (const fs::path& file : files_) num_bytes_total_ += fs::file_size(file);

@@ -1,7 +1,7 @@
 // A seeded permutation of [0, size) that is computed, not stored. It is a Feistel network (Luby and Rackoff, 1988) over
-// the next power of four. The network is walked until it lands in [0, size) (Black and Rogaway, "Ciphers with arbitrary
-// finite domains", CT-RSA 2002). It takes at most 4 walks on average and no memory, and any element can be computed
-// alone.
+// the smallest power of four that is at least `size`. The network is walked until it lands in [0, size) (Black and
+// Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It takes at most 4 walks on average and no memory,
+// and any element can be computed alone.
 #pragma once
 
 #include <bit>

@@ -1014,10 +1014,13 @@ TEST_F(Cli, GeneratesFromHuggingFaceFiles) {
   // The EOS of this tokenizer has the id of the space. The model writes a space after every word.
   nlohmann::json tokenizer = data::small_tokenizer();
   tokenizer["model"]["merges"] = nlohmann::json::array();
-  for (const char* token : {"\u0120", "ab", "bc", "abc", "\u0120a"}) tokenizer["model"]["vocab"].erase(token);
+  nlohmann::json& vocab = tokenizer["model"]["vocab"];
+  for (const char* token : {"\u0120", "ab", "bc", "abc", "\u0120a"}) vocab.erase(token);
+  vocab["<s>"] = 256;
+  vocab["</s>"] = 32;
   tokenizer["added_tokens"] = {data::added_token(256, "<s>", true), data::added_token(32, "</s>", true)};
   data::write_file(scratch_ / "tokenizer.json", tokenizer.dump());
-  data::write_file(scratch_ / "prompts.txt", "the1\r\n");
+  data::write_file(scratch_ / "prompts.txt", "\uFEFFthe1\r\n");
   const Finished ended = run({"generate", "--checkpoint", golden, "--tokenizer", scratch_ / "tokenizer.json",
                               "--prompts", scratch_ / "prompts.txt", "--temperature", "0"});
   EXPECT_EQ(ended.status, 0) << ended.output;

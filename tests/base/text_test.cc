@@ -73,8 +73,15 @@ TEST(IsBlank, KnowsAllWhiteSpace) {
 TEST(QuoteText, IsShortAndPrintable) {
   EXPECT_EQ(quote_text("a \"b\" \u00e9"), "\"a \"b\" \u00e9\"");
   EXPECT_EQ(quote_text(std::string_view("\0\n", 2)), "\"\\x00\\x0a\"");
+  EXPECT_EQ(quote_text("\u0080\u009B[31m\u009F\u00A0\u00C2"), "\"\\xc2\\x80\\xc2\\x9b[31m\\xc2\\x9f\u00A0\u00C2\"");
   EXPECT_EQ(quote_text(std::string(100, 'x')), '"' + std::string(100, 'x') + '"');
   EXPECT_EQ(quote_text(std::string(99, 'x') + "\u4e2d"), '"' + std::string(99, 'x') + "...\" (102 bytes)");
+}
+
+TEST(WithoutByteOrderMark, TakesOneFromTheBegin) {
+  for (const char* text : {"", "a\uFEFF", "\xEF\xBB"}) EXPECT_EQ(without_byte_order_mark(text), text);
+  EXPECT_EQ(without_byte_order_mark("\uFEFFa"), "a");
+  EXPECT_EQ(without_byte_order_mark("\uFEFF\uFEFF"), "\uFEFF");
 }
 
 TEST(WholeCharacters, LeavesOutWhatHasOnlyBegun) {

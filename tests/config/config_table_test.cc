@@ -65,7 +65,7 @@ TEST(ConfigTable, CountsOnTheCommandLineMayHaveUnits) {
   s.table().apply_override("--first.count=1.5Mi");
   EXPECT_EQ(s.count, 1'572'864);
   for (const char* bad : {"--first.count=32x", "--first.count=1.5", "--first.count="}) {
-    expect_error([&] { s.table().apply_override(bad); }, {bad, "not a value of type integer", "32k or 1.5M"});
+    expect_error([&] { s.table().apply_override(bad); }, {bad, "not a value of type integer", "32k, 1.5M or 2e9"});
   }
   EXPECT_EQ(s.count, 1'572'864);
 }
@@ -166,6 +166,22 @@ TEST(ConfigTable, CountsInStringsMayHaveUnits) {
   EXPECT_EQ(s.count, 32'000);
   expect_error([&] { s.table().apply_toml("[first]\ncount = \"3 k\"\n", "file"); },
                {"file:2", "first.count", "\"3 k\"", "a whole number"});
+  for (const char* number : {"10k", "1.5M", "4Ki"}) {
+    expect_error([&] { s.table().apply_toml(fmt::format("[first]\ncount = {}\n", number), "file"); },
+                 {"file:2", "in TOML a number with a unit is a string: steps = \"10k\""});
+  }
+}
+
+TEST(ConfigTable, AFloatOfTomlThatIsWholeIsACount) {
+  Settings s;
+  s.table().apply_toml("[first]\ncount = 2e9\n", "file");
+  EXPECT_EQ(s.count, 2'000'000'000);
+  s.table().apply_toml("[first]\ncount = -3.0\n", "file");
+  EXPECT_EQ(s.count, -3);
+  for (const char* number : {"1.5", "1e300", "nan", "inf"}) {
+    expect_error([&] { s.table().apply_toml(fmt::format("[first]\ncount = {}\n", number), "file"); },
+                 {"file:2", "first.count is", "a whole number"});
+  }
 }
 
 TEST(ConfigTable, OtherFormatsAreRecognised) {

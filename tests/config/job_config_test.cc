@@ -95,6 +95,24 @@ TEST(JobConfig, NumbersThatCannotWork) {
     const std::string text = number, key = text.substr(0, text.find('='));
     EXPECT_THAT(error_of("", {"--" + text}), HasSubstr(key + " is "));
   }
+  // The step of a validation or a checkpoint matters only if there are any.
+  for (const auto& [feature, number] : {std::pair{"validation", "freq=0"},
+                                        {"validation", "steps=0"},
+                                        {"checkpoint", "interval=0"},
+                                        {"checkpoint", "keep_latest_k=-1"}}) {
+    const std::string text = number, key = fmt::format("{}.{}", feature, text.substr(0, text.find('=')));
+    const std::string given = fmt::format("--{}.{}", feature, number);
+    EXPECT_THAT(error_of("", {fmt::format("--{}.enable", feature), given}), HasSubstr(key + " is "));
+    EXPECT_EQ(error_of("", {given}), "no error");
+  }
+  EXPECT_THAT(error_of("", {"--checkpoint.memory_interval=5"}),
+              AllOf(HasSubstr("memory_interval is 5"), HasSubstr("checkpoint.enable is false")));
+  EXPECT_EQ(error_of("", {"--checkpoint.memory_interval=5", "--checkpoint.enable"}), "no error");
+  EXPECT_THAT(error_of("", {"--training.skip_loss_spikes"}), HasSubstr("training.max_loss_spike = 0"));
+  EXPECT_EQ(error_of("", {"--training.skip_loss_spikes", "--training.max_loss_spike=3"}), "no error");
+  EXPECT_THAT(error_of("", {"--training.dtype=bfloat16"}), HasSubstr("expected one of float32"));
+  EXPECT_THAT(error_of("", {"--parallelism.fsdp_reshard_after_forward=sometimes"}),
+              HasSubstr("expected one of default, always, never"));
   EXPECT_EQ(error_of("", {"--training.max_norm=inf"}), "no error");
   EXPECT_THAT(error_of("", {"--model.args.n_layers=100000"}), HasSubstr("n_layers is 100000; expected at most 1024"));
   EXPECT_THAT(error_of("", {"--checkpoint.enable", "--checkpoint.load_step=-2"}), HasSubstr("load_step is -2"));
@@ -143,7 +161,7 @@ TEST(JobConfig, MeshesThatCannotCut) {
   EXPECT_THAT(pipeline_error({"--parallelism.pipeline_parallel_layers_per_stage=3"}),
               AllOf(HasSubstr("pipeline_parallel_degree is 4"), HasSubstr("3 stages")));
   const std::string reduce = "--parallelism.pipeline_parallel_reduce_gradients=";
-  EXPECT_THAT(pipeline_error({reduce + "always"}), HasSubstr("expected step or micro_batch"));
+  EXPECT_THAT(pipeline_error({reduce + "always"}), HasSubstr("expected one of step, micro_batch"));
   EXPECT_EQ(pipeline_error({reduce + "micro_batch"}), "no error");
   EXPECT_THAT(pipeline_error({reduce + "micro_batch", "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble",
                               "--model.args.n_layers=8"}),

@@ -94,7 +94,21 @@ TEST(DocumentSource, DamagedGzipIsAnError) {
     expect_error([&] { read_all({write_file(scratch / "members.txt.gz", members)}); }, {"members", "damaged"});
   }
   const auto plain = write_file(scratch / "plain.txt.gz", "not gzip");
-  expect_error([&] { read_all({plain}); }, {plain.string(), "gzip"});
+  expect_error([&] { read_all({plain}); }, {plain.string(), "only its name calls gzip", "fetch it again"});
+}
+
+TEST(DocumentSource, FilesThatOnlyTheirNamesCallGzipCanBeLeftOut) {
+  const TemporaryFolder scratch;
+  write_file(scratch / "in/a.jsonl.gz", "{\"text\": \"a\"}\n");
+  write_file(scratch / "in/b.jsonl.gz", "");  // as empty as an empty text
+  write_file(scratch / "in/c.txt.gz", "");
+  write_file(scratch / "in/d.txt", "d");
+  DocumentSource source({scratch / "in"}, /*skip_unknown=*/true);
+  std::string text;
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "d");
+  EXPECT_FALSE(source.next(text));
+  EXPECT_EQ(source.num_bytes_total(), 1u);
 }
 
 TEST(DocumentSource, JsonLines) {
@@ -147,6 +161,27 @@ TEST(DocumentSource, BadJsonLinesNameTheLine) {
     const auto path = write_file(scratch / "bad.jsonl", "{\"text\": \"good\"}\n\n" + bad + "\n");
     expect_error([&] { read_all({path}); }, {path.string() + ":3", reason});
   }
+}
+
+TEST(DocumentSource, TheRemedyForABadLineFitsIt) {
+  const TemporaryFolder scratch;
+  const auto message_of = [&](const std::string& bad) {
+    const auto path = write_file(scratch / "bad.jsonl", "{\"text\": \"good\"}\n" + bad);
+    return expect_error([&] { read_all({path}); }, {path.string() + ":2"});
+  };
+  for (const std::string bad : {"{\"text\": \"cut", "{\"text\": \"a\", \"n\": ", "{"}) {
+    const std::string message = message_of(bad);
+    EXPECT_NE(message.find("cut short: fetch it again"), message.npos) << message;
+    EXPECT_EQ(message.find("jq"), message.npos) << message;
+    EXPECT_NE(message_of(bad + "\n").find("jq -c . IN"), message.npos);
+  }
+  for (const std::string bad : {"NaN", "Infinity", "-Infinity"}) {
+    const std::string message = message_of("{\"n\": " + bad + ", \"text\": \"a\"}\n");
+    EXPECT_NE(message.find("NaN and Infinity are no JSON: write null"), message.npos) << message;
+  }
+  EXPECT_EQ(message_of("{\"text\": none}\n").find("NaN"), std::string::npos);
+  // The library's own message repeats the line.
+  EXPECT_LT(message_of("{\"text\": \"" + std::string(3'000'000, 'x')).size(), 1000u);
 }
 
 TEST(DocumentSource, FoldersInSortedOrder) {
@@ -349,6 +384,8 @@ TEST(DocumentSource, DictdEntriesOnceInFileOrder) {
   write_file(scratch / "d/x.dict.dz", gzipped(kDatabase));
   EXPECT_EQ(read_all({scratch / "d/x.dict.dz"}), expected);
   EXPECT_EQ(read_all({scratch / "d"}), expected);  // the index is not a document
+  EXPECT_EQ(read_all({scratch / "d/x.dict.dz", scratch / "d/x.index"}), expected);
+  EXPECT_EQ(read_all({scratch / "d/x.index"}), Documents{std::string(kIndex)});
   write_file(scratch / "e/x.index", kIndex);
   write_file(scratch / "e/x.dict", kDatabase);
   EXPECT_EQ(read_all({scratch / "e/x.dict"}), expected);

@@ -6,6 +6,7 @@
 
 #include "data/load_tokenizer.h"
 #include "support.h"
+#include "tests/data/tokenizer_json_support.h"
 #include "tests/threads_scope.h"
 
 namespace tessera::data {
@@ -119,6 +120,33 @@ TEST(Prepare, SeedChoosesTheValidationDocuments) {
   EXPECT_NE(split_checksum(first, "val"), split_checksum(second, "val"));
   options.val_fraction = 0;
   EXPECT_FALSE(prepare_dataset(options).manifest.splits.contains("val"));
+}
+
+// A dataset of many documents is made again for a change of a few. The others must stay in their splits.
+TEST(Prepare, TheRuleOfTheSplitIsPinned) {
+  const TemporaryFolder scratch;
+  PrepareOptions options = options_for(scratch);
+  options.seed = 7;
+  options.val_fraction = 0.3;
+  const Philox random(options.seed, stream_of("data.prepare.val"));
+  std::string lines;
+  std::map<std::string, std::vector<std::int32_t>> expected;
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    if (i == 20) lines += "{\"text\": \"\u00E9\"}\n";  // the tokenizer gives it no token, so it has no number
+    lines += fmt::format("{{\"text\": \"{}\"}}\n", i);
+    std::vector<std::int32_t>& tokens = expected[random.uniform(i) < options.val_fraction ? "val" : "train"];
+    tokens.push_back(260);
+    for (const char digit : std::to_string(i)) tokens.push_back(digit);
+    tokens.push_back(261);
+  }
+  json file = small_tokenizer();
+  for (const char* byte : {"\u00C3", "\u00A9"}) file["model"]["vocab"].erase(byte);  // these stand for themselves
+  options.tokenizer = write_file(scratch / "tokenizer.json", file.dump());
+  options.inputs = {write_file(scratch / "in.jsonl", lines)};
+  EXPECT_EQ(prepare_dataset(options).num_without_tokens, 1u);
+  for (const char* split : {"train", "val"}) EXPECT_EQ(all_tokens(options.output, split), expected[split]) << split;
+  // The numbers themselves must not change either.
+  EXPECT_EQ(num_documents(read_manifest(options.output).splits.at("val")), 20u);
 }
 
 TEST(Prepare, ADocumentLargerThanAShardHasOneOfItsOwn) {
@@ -298,6 +326,42 @@ TEST(Manifest, ManifestsThatLie) {
   expect_error([&] { prepare_dataset(options); }, {loop.string(), "Too many levels"});
 }
 
+// Existing datasets and checkpoints depend on the form of the manifest and on the checksum of a split.
+TEST(Manifest, VersionOneIsPinned) {
+  const TemporaryFolder scratch;
+  write_file(scratch.path() / kManifestName, R"({
+  "format": "tessera-dataset",
+  "version": 1,
+  "tokenizer": {"kind": "bytes", "checksum": "0123456789abcdef"},
+  "vocab_size": 258,
+  "bos_id": 256,
+  "eos_id": 257,
+  "val_fraction": 0.01,
+  "seed": 3,
+  "splits": {
+    "train": {
+      "num_tokens": 30,
+      "num_documents": 3,
+      "shards": [
+        {"file": "train-00000.tokens", "num_bytes": 300, "num_tokens": 10, "num_documents": 1,
+         "checksum": "00000000000000aa"},
+        {"file": "train-00001.tokens", "num_bytes": 400, "num_tokens": 20, "num_documents": 2,
+         "checksum": "00000000000000bb"}
+      ]
+    }
+  },
+  "checksum": "9b7ff548b0243b47"
+}
+)");
+  const Manifest manifest = read_manifest(scratch.path());
+  EXPECT_EQ(manifest.tokenizer_kind, "bytes");
+  EXPECT_EQ(manifest.tokenizer_checksum, 0x0123456789abcdefu);
+  EXPECT_EQ(manifest.seed, 3u);
+  ASSERT_EQ(manifest.splits.at("train").size(), 2u);
+  EXPECT_EQ(manifest.splits.at("train")[1].num_bytes, 400u);
+  EXPECT_EQ(split_checksum(manifest, "train"), 0xc7b416e725553102u);
+}
+
 TEST(Manifest, ShardsMustBeThoseOfTheManifest) {
   const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
@@ -314,6 +378,14 @@ TEST(Manifest, ShardsMustBeThoseOfTheManifest) {
   expect_error(open, {shard1.string(), "another dataset"});
   fs::rename(scratch / "aside", shard1);
   EXPECT_NO_THROW(open());
+  for (std::uint64_t ShardEntry::*number :
+       {&ShardEntry::num_bytes, &ShardEntry::num_tokens, &ShardEntry::num_documents}) {
+    Manifest lying = manifest;
+    lying.splits.at("train").at(1).*number += 1;
+    expect_error([&] { open_split(options.output, lying, "train"); },
+                 {shard1.string(), "tokens", "documents", "bytes", "lists",
+                  std::to_string(lying.splits.at("train").at(1).*number)});
+  }
   expect_error([&] { open_split(options.output, manifest, "test"); }, {"'test'"});
   expect_error(
       [&] { read_manifest(scratch / "none"); },

@@ -27,7 +27,7 @@ inline json added_token(std::int32_t id, const std::string& content, bool specia
 }
 
 /// Returns a tokenizer.json in which ids 0 to 255 are the bytes. They are followed by "ab", "bc", "abc" and " a", whose
-/// merges are in the order ab, bc, a+bc, " "+a. BOS and EOS are the last ids.
+/// merges are in the order ab, bc, a+bc, " "+a. BOS and EOS are the last ids, and the vocabulary has them, too.
 inline json small_tokenizer() {
   json vocab = json::object();
   for (int byte = 0; byte < 256; ++byte) vocab[byte_level_text(static_cast<std::uint8_t>(byte))] = byte;
@@ -35,6 +35,8 @@ inline json small_tokenizer() {
   vocab["bc"] = 257;
   vocab["abc"] = 258;
   vocab["\u0120a"] = 259;
+  vocab["<s>"] = 260;
+  vocab["</s>"] = 261;
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},

@@ -572,7 +572,10 @@ TEST_F(Trained, RefusesToGoOnWithAnotherDataset) {
            checksum(dataset), "another job.dump_folder"});
 
   nlohmann::json tokenizer = data::small_tokenizer();
-  for (const char* token : {"\u0120", "ab", "bc", "abc", "\u0120a"}) tokenizer["model"]["vocab"].erase(token);
+  nlohmann::json& vocab = tokenizer["model"]["vocab"];
+  for (const char* token : {"\u0120", "ab", "bc", "abc", "\u0120a"}) vocab.erase(token);
+  vocab["<s>"] = 256;
+  vocab["</s>"] = 32;
   tokenizer["model"]["merges"] = nlohmann::json::array();
   tokenizer["added_tokens"] = {data::added_token(256, "<s>", true), data::added_token(32, "</s>", true)};
   data::prepare_dataset({.inputs = {scratch_ / "in.jsonl"},

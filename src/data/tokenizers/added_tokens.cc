@@ -117,7 +117,7 @@ void AddedTokens::split_by(const Trie& trie, std::string_view text, bool special
     at = end;
     if (special_is_text && token.special) continue;
     if (token.single_word && touches_word(text.substr(0, begin), text.substr(end), scratch)) continue;
-    if (begin < done) continue;  // the token before took this white space; docs/data.md, 'One difference is known'
+    if (begin < done) continue;  // the token before took this white space; docs/data.md, 'Two differences are known'
     if (token.lstrip) begin = done + space_begin(text.substr(done, begin - done));
     if (token.rstrip) end += space_end(text.substr(end));
     if (done < begin) parts.push_back({.text = text.substr(done, begin - done)});

@@ -49,14 +49,32 @@ std::string describe_missing(std::vector<std::uint8_t> bytes) {
 }
 
 /// Adds the BOS and EOS that a tokenizer_config.json names as special tokens. As in transformers, names that are not in
-/// the vocabulary yet get the next ids.
-void add_named_tokens(const TokenizerConfigJson& config, TokenizerJson& json) {
+/// the vocabulary yet get the next ids. Throws Error if transformers gives another id, because it numbers the new
+/// tokens of added_tokens_decoder first.
+void add_named_tokens(const TokenizerConfigJson& config, const fs::path& path, TokenizerJson& json) {
+  std::unordered_map<std::string, std::int32_t> ids;  // as in transformers
+  auto next_id = static_cast<std::int32_t>(json.model.vocab.size());
+  for (const auto& [token, id] : json.model.vocab) ids.emplace(token, id);
+  for (const AddedToken& token : json.added_tokens) {
+    ids.emplace(token.content, token.id);
+    next_id = std::max(next_id, token.id + 1);
+  }
+  std::vector<std::string> new_tokens;
+  for (const auto& [id, token] : config.added_tokens) new_tokens.push_back(token);
+  for (const std::string& token : {config.bos_token, config.eos_token}) new_tokens.push_back(token);
+  for (const std::string& token : new_tokens) {
+    if (!token.empty() && ids.emplace(token, next_id).second) ++next_id;
+  }
   for (const std::string& name : {config.bos_token, config.eos_token}) {
     const auto is_it = [&](const AddedToken& token) { return token.content == name; };
     if (name.empty() || std::any_of(json.added_tokens.begin(), json.added_tokens.end(), is_it)) continue;
     const auto known = std::find_if(json.model.vocab.begin(), json.model.vocab.end(),
                                     [&](const auto& entry) { return entry.first == name; });
     const std::int32_t id = known != json.model.vocab.end() ? known->second : json.vocab_size++;
+    require(id == ids.at(name),
+            "'{}': transformers gives the token {} id {}, and Tessera gives it id {}: add the new tokens of "
+            "added_tokens_decoder to added_tokens of {}",
+            path.string(), quote_text(name), ids.at(name), id, kTokenizerJsonName);
     json.added_tokens.push_back({.id = id, .content = name, .special = true});
   }
 }
@@ -77,7 +95,7 @@ struct HfTokenizer::Source {
     if (!fs::exists(config_path(), unreadable)) return;
     config_file = read_text_file(config_path());
     config = parse_tokenizer_config_json(*config_file, config_path());
-    add_named_tokens(config, json);
+    add_named_tokens(config, config_path(), json);
   }
   fs::path config_path() const { return path.parent_path() / kTokenizerConfigName; }
 };

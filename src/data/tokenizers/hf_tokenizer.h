@@ -1,7 +1,7 @@
 // Tokenizers from Hugging Face's tokenizer.json: byte-level BPE (tokenizer_json.h says what is accepted).
 //
-// They give the same ids as the `tokenizers` library. If a text contains the text of a control token, there are two
-// ways to encode it:
+// They give the same ids as the `tokenizers` library, but for two rare cases that docs/data.md describes. If a text
+// contains the text of a control token, there are two ways to encode it:
 // - `encode` treats the text of a special token as plain text. The library does so with encode_special_tokens = true,
 //   but here this also holds under ignore_merges. So no document can end itself by its content. Added tokens that the
 //   file does not mark as special are found. DeepSeek-V3's <｜User｜> is one.
@@ -27,7 +27,8 @@ namespace tessera::data {
 class HfTokenizer final : public Tokenizer {
  public:
   /// Reads `path` and, if it exists beside it, tokenizer_config.json. BOS and EOS are those of tokenizer_config.json.
-  /// If it says that there is no BOS, EOS stands in for it. A name that the vocabulary lacks gets the next id.
+  /// If it says that there is no BOS, EOS stands in for it. A name that the vocabulary lacks gets the next id. Throws
+  /// Error if transformers gives it another one.
   /// Otherwise BOS and EOS are those that the post-processor adds, or else well-known names. It warns if bytes have no
   /// token: encoding a text drops them.
   explicit HfTokenizer(const std::filesystem::path& path);

@@ -353,24 +353,24 @@ RegexScratch::~RegexScratch() {
 Regex::Regex(std::string_view pattern, std::string place) : place_(std::move(place)) {
   require(pattern.size() <= kMaxPatternBytes, "{}: a pattern of {} bytes, expected at most {}", place_, pattern.size(),
           kMaxPatternBytes);
-  compile(to_pcre2(pattern, place_), PCRE2_UCP);
+  compile(to_pcre2(pattern, place_), pattern, PCRE2_UCP);
 }
 
 Regex Regex::literal(std::string_view text, std::string place) {
   Regex regex;
   regex.place_ = std::move(place);
-  regex.compile(text, PCRE2_LITERAL);
+  regex.compile(text, text, PCRE2_LITERAL);
   return regex;
 }
 
 Regex Regex::pcre2(std::string_view pattern, std::string place) {
   Regex regex;
   regex.place_ = std::move(place);
-  regex.compile(pattern, PCRE2_UCP);
+  regex.compile(pattern, pattern, PCRE2_UCP);
   return regex;
 }
 
-void Regex::compile(std::string_view pcre2_pattern, unsigned options) {
+void Regex::compile(std::string_view pcre2_pattern, std::string_view written, unsigned options) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
@@ -379,8 +379,7 @@ void Regex::compile(std::string_view pcre2_pattern, unsigned options) {
   code_ = pcre2_compile(units(pcre2_pattern), pcre2_pattern.size(), PCRE2_UTF | options, &error, &offset, context);
   pcre2_compile_context_free(context);
   if (code_ == nullptr) {
-    fail("{}: PCRE2 refuses the pattern {} at byte {}: {}", place_, quote_text(pcre2_pattern), offset,
-         message_of(error));
+    fail("{}: PCRE2 refuses the pattern {}: {}", place_, quote_text(written), message_of(error));
   }
   has_jit_ = pcre2_jit_compile(code_, PCRE2_JIT_COMPLETE) == 0;
 }

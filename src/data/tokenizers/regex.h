@@ -58,7 +58,8 @@ class Regex {
 
  private:
   Regex() = default;
-  void compile(std::string_view pcre2_pattern, unsigned options);
+  /// `written` is the pattern as the file has it, for messages.
+  void compile(std::string_view pcre2_pattern, std::string_view written, unsigned options);
 
   std::string place_;
   pcre2_real_code_8* code_ = nullptr;

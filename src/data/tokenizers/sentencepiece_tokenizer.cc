@@ -43,6 +43,12 @@ SentencePieceTokenizer::SentencePieceTokenizer(const std::filesystem::path& path
   std::vector<std::int32_t> letter;
   encode_piece("a", letter);
   adds_prefix_ = !letter.empty() && processor_->IdToPiece(letter.front()).starts_with(kBlock);
+  // Some models drop spaces at a text's begin, or put one behind it.
+  std::vector<std::int32_t> word, words;
+  encode_piece(" a", word);
+  encode_piece(" a a", words);
+  word.insert(word.end(), word.begin(), word.end());
+  needs_whole_text_ = adds_prefix_ || word != words;
   for (const char* piece : {"<0xE2>", "<0x96>", "<0x81>"}) {
     const int id = processor_->PieceToId(piece);
     if (processor_->IsByte(id)) block_ids_.push_back(id);
@@ -67,7 +73,7 @@ void SentencePieceTokenizer::encode_piece(std::string_view text, std::vector<std
 
 std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> ids;
-  if (adds_prefix_) {  // if the text were cut, each piece would get a prefix
+  if (needs_whole_text_) {
     encode_piece(text, ids);
     return ids;
   }

@@ -39,6 +39,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::int32_t bos_id_ = 0;
   std::int32_t eos_id_ = 0;
   bool adds_prefix_ = false;             // the model puts a space in front of a text
+  bool needs_whole_text_ = false;        // the ids of a text are not those of its pieces, one after the other
   std::vector<std::int32_t> block_ids_;  // the ids that stand for U+2581 itself; empty if there are none
 };
 

@@ -8,7 +8,9 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/parse_number.h"
 #include "base/text.h"
+#include "data/tokenizers/bpe.h"
 
 namespace tessera::data {
 namespace {
@@ -90,6 +92,11 @@ BpeSpec parse_model(const TokenizerFields& fields, std::size_t file_bytes) {
     spec.vocab.emplace_back(token, parse_id(id, file_bytes, place));
     ids.emplace(token, spec.vocab.back().second);
   }
+  for (std::size_t byte = 0; byte < 256 && fields.find("unk_token") != nullptr; ++byte) {
+    const std::string name = byte_level_text(static_cast<std::uint8_t>(byte));
+    require(ids.contains(name), "{}: not supported for a vocabulary without the byte 0x{:02X} ({}), expected null",
+            fields.place_of("unk_token"), byte, quote_text(name));
+  }
   std::sort(spec.vocab.begin(), spec.vocab.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   for (std::size_t i = 1; i < spec.vocab.size(); ++i) {
     const auto& [token, id] = spec.vocab[i];
@@ -133,7 +140,7 @@ std::vector<AddedToken> parse_added_tokens(const TokenizerFields& root, const Bp
     return found != model.vocab.end() && found->second == id ? &found->first : nullptr;
   };
   std::unordered_set<std::string> contents;
-  std::unordered_set<std::int32_t> ids;
+  auto next_id = static_cast<std::int32_t>(model.vocab.size());  // as the library counts them
   for (std::size_t i = 0; i < array.size(); ++i) {
     const TokenizerFields fields(array[i], fmt::format("{}[{}]", root.place_of("added_tokens"), i));
     AddedToken& token = tokens.emplace_back();
@@ -149,7 +156,6 @@ std::vector<AddedToken> parse_added_tokens(const TokenizerFields& root, const Bp
             fields.place_of("content"), token.content.size(), kMaxAddedTokenBytes);
     require(contents.insert(token.content).second, "{}: {} is there twice", fields.place_of("content"),
             quote_text(token.content));
-    require(ids.insert(token.id).second, "{}: {} is there twice", fields.place_of("id"), token.id);
     const auto in_vocab = vocab.find(token.content);
     require(in_vocab == vocab.end() || in_vocab->second == token.id,
             "{}: {} has id {} here and id {} in the model's vocabulary", fields.place(), quote_text(token.content),
@@ -157,6 +163,11 @@ std::vector<AddedToken> parse_added_tokens(const TokenizerFields& root, const Bp
     const std::string* const owner = token_of(token.id);
     require(owner == nullptr || *owner == token.content, "{}: {} and the model's token {} have the same id {}",
             fields.place(), quote_text(token.content), owner == nullptr ? std::string() : quote_text(*owner), token.id);
+    require(in_vocab != vocab.end() || token.id == next_id,
+            "{} is {}, and the `tokenizers` library gives {} id {}: it gives the next free id to each added token that "
+            "is not in the model's vocabulary",
+            fields.place_of("id"), token.id, quote_text(token.content), next_id);
+    next_id = std::max(next_id, token.id + 1);
   }
   return tokens;
 }
@@ -295,9 +306,21 @@ TokenizerConfigJson parse_tokenizer_config_json(std::string_view content, const 
   const json file = parse_json(content, place);
   require(file.is_object(), "{}: expected an object, got {}", place, describe_json(file));
   const TokenizerFields root(file, place + ", $");
-  return {.names_bos = file.contains("bos_token"),
-          .bos_token = parse_named_token(root, "bos_token"),
-          .eos_token = parse_named_token(root, "eos_token")};
+  TokenizerConfigJson config{.names_bos = file.contains("bos_token"),
+                             .bos_token = parse_named_token(root, "bos_token"),
+                             .eos_token = parse_named_token(root, "eos_token"),
+                             .added_tokens = {}};
+  if (const json* decoder = root.find("added_tokens_decoder")) {
+    const std::string decoder_place = root.place_of("added_tokens_decoder");
+    require(decoder->is_object(), "{}: expected an object, got {}", decoder_place, describe_json(*decoder));
+    for (const auto& [name, token] : decoder->get_ref<const json::object_t&>()) {
+      const auto id = parse_number<std::uint64_t>(name);
+      require(id.has_value(), "{}: expected ids as names, got {}", decoder_place, quote_text(name));
+      config.added_tokens.emplace(*id,
+                                  TokenizerFields(token, fmt::format("{}.{}", decoder_place, *id)).text("content"));
+    }
+  }
+  return config;
 }
 
 }  // namespace tessera::data

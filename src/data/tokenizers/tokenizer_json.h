@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -62,11 +63,12 @@ struct TokenizerJson {
 /// Parses the content of a file. `path` is for messages. Memory and time are proportional to the size of the content.
 TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesystem::path& path);
 
-/// Holds the bos_token and eos_token of a tokenizer_config.json.
+/// Holds the tokens that a tokenizer_config.json names.
 struct TokenizerConfigJson {
   bool names_bos = false;  // the file has the field; if it is null, bos_token is empty
   std::string bos_token;
   std::string eos_token;
+  std::map<std::uint64_t, std::string> added_tokens;  // of added_tokens_decoder, by the ids there
 };
 
 TokenizerConfigJson parse_tokenizer_config_json(std::string_view content, const std::filesystem::path& path);

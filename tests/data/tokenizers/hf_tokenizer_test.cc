@@ -230,15 +230,16 @@ TEST(HfTokenizer, DecodesBytes) {
   json file = small_tokenizer();
   file["model"]["vocab"]["\u00c3\u0142"] = 262;  // the bytes C3 A0, which are a character
   file["model"]["vocab"]["<\u4e2d>"] = 263;      // stands for no bytes, so it decodes to itself
-  file["added_tokens"].push_back(added_token(264, "caf\u00e9 "));
-  file["added_tokens"].push_back(added_token(270, "<pad>", true));  // ids 265 to 269 have no token
+  file["model"]["vocab"]["xyz"] = 270;           // ids 264 and 267 to 269 have no token
+  file["added_tokens"].push_back(added_token(265, "caf\u00e9 "));
+  file["added_tokens"].push_back(added_token(266, "<pad>", true));
   const HfTokenizer tokenizer = load(scratch, file);
   EXPECT_EQ(tokenizer.vocab_size(), 271);
   EXPECT_EQ(tokenizer.decode(Ids{}), "");
   EXPECT_EQ(tokenizer.decode(Ids{0xC3, 0xA9}), "\u00e9");
   EXPECT_EQ(tokenizer.decode(Ids{0xC3}), "\xC3");  // half a character
   EXPECT_EQ(tokenizer.decode(Ids{0xA9, 262, 0xF0}), "\xA9\u00e0\xF0");
-  EXPECT_EQ(tokenizer.decode(Ids{kBos, kSpaceA, 263, 264, 270, kEos}), " a<\u4e2d>caf\u00e9 ");
+  EXPECT_EQ(tokenizer.decode(Ids{kBos, kSpaceA, 263, 265, 266, kEos}), " a<\u4e2d>caf\u00e9 ");
   expect_error([&] { tokenizer.decode(Ids{-1}); }, {"-1", "[0, 271)"});
   expect_error([&] { tokenizer.decode(Ids{271}); }, {"271", "[0, 271)"});
   expect_error([&] { tokenizer.decode(Ids{267}); }, {"267", "no token"});
@@ -275,6 +276,7 @@ TEST(HfTokenizer, BosAndEos) {
   EXPECT_EQ(ids(with_config(both, file)), std::pair(262, 263));
 
   json gpt2 = small_tokenizer();
+  for (const char* name : {"<s>", "</s>"}) gpt2["model"]["vocab"].erase(name);
   gpt2["added_tokens"] = {added_token(260, "<|endoftext|>", true)};
   EXPECT_EQ(ids(with_config("{}", gpt2)), std::pair(260, 260));
 
@@ -289,6 +291,20 @@ TEST(HfTokenizer, BosAndEos) {
   const HfTokenizer found = with_config(R"({"eos_token": "<eot>"})", in_vocabulary);
   EXPECT_EQ(found.eos_id(), 262);
   EXPECT_EQ(found.decode(Ids{'x', 262}), "x");
+
+  // transformers first numbers the new tokens of added_tokens_decoder, in the order of their ids.
+  const HfTokenizer numbered = with_config(
+      R"({"bos_token": "<new>", "eos_token": "</s>", "added_tokens_decoder": {"9000": {"content": "<pad>"},
+          "500": {"content": "<new>"}, "97": {"content": "a"}}})");
+  EXPECT_EQ(ids(numbered), std::pair(262, kEos));
+  expect_error(
+      [&] {
+        with_config(R"({"bos_token": "<new>", "added_tokens_decoder": {"500": {"content": "<pad>"},
+                        "9000": {"content": "<new>"}}})");
+      },
+      {"tokenizer_config.json", "transformers gives the token \"<new>\" id 263", "Tessera gives it id 262"});
+  expect_error([&] { with_config(R"({"added_tokens_decoder": {"x": {"content": "<pad>"}}})"); },
+               {"tokenizer_config.json", "$.added_tokens_decoder", "\"x\""});
 
   expect_error([&] { with_config(R"({"eos_token": 3})"); }, {"tokenizer_config.json", "eos_token", "string"});
   expect_error([&] { with_config(R"({"eos_token": {"lstrip": true}})"); }, {"eos_token.content is missing"});

@@ -136,7 +136,7 @@ TEST(Regex, Errors) {
       {"\\1", "\\1"},
       {"\\p{L", "without braces"},
       {"\\pL", "without braces"},
-      {"\\p{Nonsense}", "PCRE2 refuses"},
+      {"\\p{Nonsense}", "PCRE2 refuses the pattern \"\\p{Nonsense}\""},
       {"(?<name>a)", "this kind of group"},
       {"(?i)a", "this kind of group"},
       {"(*UTF)a", "this kind of group"},

@@ -124,10 +124,29 @@ std::vector<BadFile> bad_files() {
       {"added token twice",
        [](json& j) { j["added_tokens"][1]["content"] = "<s>"; },
        {"added_tokens[1].content", "<s>"}},
-      {"added token, same id", [](json& j) { j["added_tokens"][1]["id"] = 260; }, {"added_tokens[1].id", "260"}},
+      {"added token, id of one before it",
+       [](json& j) {
+         j["added_tokens"] = {added_token(262, "<x>"), added_token(262, "<y>")};
+       },
+       {"added_tokens[1].id is 262", "gives \"<y>\" id 263"}},
       {"added token, id of another",
-       [](json& j) { j["added_tokens"][1]["id"] = 256; },
-       {"added_tokens[1]", "\"</s>\"", "\"ab\"", "same id 256"}},
+       [](json& j) { j["added_tokens"][1] = added_token(256, "<x>"); },
+       {"added_tokens[1]", "\"<x>\"", "\"ab\"", "same id 256"}},
+      {"added token, id beyond the next",
+       [](json& j) { j["added_tokens"].push_back(added_token(270, "<x>")); },
+       {"added_tokens[2].id is 270", "gives \"<x>\" id 262"}},
+      {"added token, counted behind the vocabulary",
+       [](json& j) {
+         j["model"]["vocab"]["x y"] = 300;
+         j["added_tokens"].push_back(added_token(301, "<x>"));
+       },
+       {"added_tokens[2].id is 301", "gives \"<x>\" id 263"}},
+      {"unk_token for a missing byte",
+       [](json& j) {
+         j["model"]["unk_token"] = "<s>";
+         j["model"]["vocab"].erase("z");
+       },
+       {"$.model.unk_token", "the byte 0x7A (\"z\")", "expected null"}},
       {"added token, other id than in the vocabulary",
        [](json& j) { j["added_tokens"][1]["content"] = "ab"; },
        {"added_tokens[1]", "\"ab\"", "id 261 here", "id 256"}},
@@ -142,7 +161,12 @@ std::vector<BadFile> bad_files() {
          j["post_processor"] = {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<x>"}}}}}}};
        },
        {"post_processor", "\"<x>\"", "no such token"}},
-      {"no BOS, no EOS", [](json& j) { j["added_tokens"] = json::array(); }, {"tokenizer_config.json", "eos_token"}},
+      {"no BOS, no EOS",
+       [](json& j) {
+         j["added_tokens"] = json::array();
+         for (const char* name : {"<s>", "</s>"}) j["model"]["vocab"].erase(name);
+       },
+       {"tokenizer_config.json", "eos_token"}},
       {"EOS is not special", [](json& j) { j["added_tokens"][1]["special"] = false; }, {"EOS", "261", "special"}},
       {"a long name in a message",
        [](json& j) { j["model"]["merges"][0] = "a " + std::string(100'000, 'x'); },

@@ -126,6 +126,18 @@ TEST(SentencePieceTokenizer, LearnsPieces) {
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
 }
 
+TEST(SentencePieceTokenizer, DigitsStandAloneAndARunOfSpacesIsAPiece) {
+  std::string text;
+  for (int i = 0; i < 10'000; ++i) text += "1913        Webster ";
+  const TemporaryFolder scratch;
+  const auto tokenizer = load_tokenizer(write_file(scratch / "a.model", train(text, 280)).string());
+  for (std::int32_t id = 0; id < tokenizer->vocab_size(); ++id) {
+    const std::string piece = tokenizer->decode(std::vector{id});
+    EXPECT_TRUE(piece.size() == 1 || piece.find_first_of("0123456789") == piece.npos) << piece;
+  }
+  EXPECT_EQ(tokenizer->encode(std::string(8, ' ')).size(), 1u);
+}
+
 // The tokenizer encodes long texts in pieces. The result must not depend on them.
 TEST(SentencePieceTokenizer, LongTextsAreEncodedLikeTheirParts) {
   const TemporaryFolder scratch;
@@ -145,22 +157,46 @@ TEST(SentencePieceTokenizer, LongTextsAreEncodedLikeTheirParts) {
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(no_spaces)), no_spaces);
 }
 
+/// Trains a model that is not like those of train_sentencepiece, and returns its file.
+std::filesystem::path train_elsewhere(const TemporaryFolder& scratch,
+                                      const std::unordered_map<std::string, std::string>& options) {
+  std::unordered_map<std::string, std::string> all{{"input", write_file(scratch / "text", training_text())},
+                                                   {"model_prefix", scratch / "m"},
+                                                   {"minloglevel", "2"},
+                                                   {"model_type", "bpe"},
+                                                   {"byte_fallback", "true"},
+                                                   {"vocab_size", "300"},
+                                                   {"normalization_rule_name", "identity"}};
+  for (const auto& [name, value] : options) all[name] = value;
+  const auto status = sentencepiece::SentencePieceTrainer::Train(all);
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  return scratch / "m.model";
+}
+
+/// Such models change the ends of a text, so a text must not be cut.
+TEST(SentencePieceTokenizer, ModelsFromElsewhereGetLongTextsAsAWhole) {
+  const TemporaryFolder scratch;
+  std::string words = "the";
+  while (words.size() < 70'000) words += " quality being Webster";
+  for (const auto& options : std::vector<std::unordered_map<std::string, std::string>>{
+           {{"remove_extra_whitespaces", "false"}},
+           {},
+           {{"add_dummy_prefix", "false"}},
+           {{"treat_whitespace_as_suffix", "true"}, {"add_dummy_prefix", "false"}}}) {
+    const auto tokenizer = load_tokenizer(train_elsewhere(scratch, options).string());
+    for (const std::string& text : {words, std::string(70'000, 'x')}) {
+      EXPECT_TRUE(tokenizer->decode(tokenizer->encode(text)) == text) << text.substr(0, 10);
+    }
+  }
+}
+
 TEST(SentencePieceTokenizer, AModelThatChangesTextsIsWarnedOf) {
   const TemporaryFolder scratch;
-  write_file(scratch / "text", training_text());
   const auto log_of_model = [&](const std::string& rule, const std::string& removes_spaces) {
-    const auto status = sentencepiece::SentencePieceTrainer::Train(
-        std::unordered_map<std::string, std::string>{{"input", scratch / "text"},
-                                                     {"model_prefix", scratch / "m"},
-                                                     {"minloglevel", "2"},
-                                                     {"model_type", "bpe"},
-                                                     {"byte_fallback", "true"},
-                                                     {"vocab_size", "300"},
-                                                     {"normalization_rule_name", rule},
-                                                     {"remove_extra_whitespaces", removes_spaces}});
-    EXPECT_TRUE(status.ok()) << status.ToString();
+    const auto path =
+        train_elsewhere(scratch, {{"normalization_rule_name", rule}, {"remove_extra_whitespaces", removes_spaces}});
     return log_of([&] {
-      load_tokenizer((scratch / "m.model").string());
+      load_tokenizer(path.string());
       spdlog::default_logger()->flush();
     });
   };
