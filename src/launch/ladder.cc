@@ -57,7 +57,9 @@ Decision Ladder::choose(const Failure& failure, int num_spares, double now) {
   if (failure.kind == Kind::kTakenOver) {
     return {Action::kStop, "another launcher has taken the run over", ExitStatus::kTakenOver};
   }
-  if (!restarts_.take(now)) {
+  // Pauses limit restarts after storage has failed. It may be away for hours, and the copies in memory wait for it.
+  const bool waits_for_storage = failure.kind == Kind::kStorageFailed && restarts_.most() > 0;
+  if (!waits_for_storage && !restarts_.take(now)) {
     return {Action::kStop,
             fmt::format("there were {} restarts within an hour, the limit (--restarts-per-hour)", restarts_.most())};
   }

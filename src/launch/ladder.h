@@ -32,7 +32,7 @@ struct Decision {
 
 class Ladder {
  public:
-  /// `restarts_per_hour` is the most restarts in any hour.
+  /// `restarts_per_hour` is the most restarts in any hour. Those after failures of storage count only if it is 0.
   Ladder(int restarts_per_hour, bool can_requeue) : restarts_(restarts_per_hour), can_requeue_(can_requeue) {}
 
   /// Returns what to do about a failure. `num_spares` is the number of nodes that are ready. `now` is in seconds on a

@@ -46,16 +46,21 @@ using std::chrono::milliseconds;
 constexpr double kMonitorStart = 30.0;
 /// How many seconds lost nodes are tried once more at the end of a run. ssh gives a connection up after 5 s.
 constexpr double kReaching = 6.0;
+/// How many seconds a node that the scheduler has given may take to connect, before another one is asked for.
+constexpr double kNewNodeComes = 300.0;
 /// How many seconds evidence may take to arrive, and ranks may take to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
 
 /// The ranks of the attempt under way.
 struct Attempt {
-  pid_t process = 0;                // mpirun, srun or the one rank; 0: none
-  std::optional<int> status;        // of that process, once it has ended
-  bool have_started = false;        // this launcher has started ranks before
-  std::optional<RunWatch> watch;    // not set between attempts
-  std::vector<RankState> evidence;  // what the ranks' files said when something failed
+  pid_t process = 0;                      // mpirun, srun or the one rank; 0: none
+  std::optional<int> status;              // of that process, once it has ended
+  int signals_passed = 0;                 // of those that ask the launch to end
+  bool stop_is_told = false;              // a message says that the run is asked to end
+  std::optional<double> done_since = {};  // when all ranks had announced that they have done what they should
+  bool have_started = false;              // this launcher has started ranks before
+  std::optional<RunWatch> watch;          // not set between attempts
+  std::vector<RankState> evidence;        // what the ranks' files said when something failed
 
   void reap() {
     int ended = 0;
@@ -113,12 +118,15 @@ class Launcher {
       start_monitors();
       choose_nodes();
     } catch (const Error& error) {
-      // A launch that goes on with a run leaves the run's name, and the copies in memory, to the next launch.
       if (state().attempt == 0) {
         exit_status_ = static_cast<int>(error.status());
         finish("stopped");
+        throw;
       }
-      throw;
+      // A launch that goes on with a run leaves the run's name, and the copies in memory, to the next launch. That one
+      // may reach the nodes.
+      if (error.status() != ExitStatus::kWrongInput) throw;
+      throw Error(error.what(), ExitStatus::kProgramError);
     }
     nodes_.keep_monitors(true);
     requests_.emplace(dump_folder());
@@ -161,6 +169,10 @@ class Launcher {
             "({})",
             options_.num_nodes, options_.num_spares, needed, engine_->name(), nodes_.size(),
             engine_->name() == "slurm" ? "sbatch -N" : "--hosts");
+    if (nodes_.size() > needed) {
+      spdlog::warn("{} of {} nodes are left out: --nodes {} and --spares {} need no more", nodes_.size() - needed,
+                   nodes_.size(), options_.num_nodes, options_.num_spares);
+    }
     nodes_.keep_first(needed);
   }
 
@@ -267,7 +279,8 @@ class Launcher {
     node.next_try = now() + node.between_tries;
   }
 
-  /// Starts all monitors. Throws Error unless all nodes get a monitor and are fit.
+  /// Starts all monitors. Throws Error unless all nodes get a monitor and are fit. A run that goes on only needs as
+  /// many as train.
   void start_monitors() {
     write_state("starting");
     for (LaunchNode& node : nodes_) start_monitor(node);
@@ -294,7 +307,14 @@ class Launcher {
                                                "connect to this machine, or give --address",
                                                endpoint(), kMonitorStart));
     }
-    require(missing.empty(), "not all of {} nodes are fit, no rank was started:{}", nodes_.size(), missing);
+    const auto is_fit = [](const LaunchNode& node) { return node.has_come && node.problem.empty(); };
+    const bool can_go_on = state().attempt > 0 && std::ranges::count_if(nodes_, is_fit) >= options_.num_nodes;
+    require(missing.empty() || can_go_on, "not all of {} nodes are fit, no rank was started:{}", nodes_.size(),
+            missing);
+    if (!missing.empty()) spdlog::warn("the run goes on without nodes that are not fit yet:{}", missing);
+    for (LaunchNode& node : nodes_) {
+      if (!is_fit(node)) node.lose(now());
+    }
     spdlog::info("run {}: {} of {} nodes train, {} ranks on each, {} in reserve", state().run_id, options_.num_nodes,
                  nodes_.size(), options_.ranks_per_node, nodes_.size() - static_cast<std::size_t>(options_.num_nodes));
   }
@@ -306,7 +326,8 @@ class Launcher {
       if (!node.sickness.empty()) {
         sick += fmt::format("\n  {}: {}", node.name, node.sickness);
         node.drain(true);
-      } else if (nodes_.active().size() < static_cast<std::size_t>(options_.num_nodes)) {
+      } else if (node.role == NodeRole::kSpare &&
+                 nodes_.active().size() < static_cast<std::size_t>(options_.num_nodes)) {
         nodes_.activate(node);
       }
     }
@@ -458,7 +479,8 @@ class Launcher {
 
   void ask_for_node() {
     const auto is_fit = [](const LaunchNode& node) {
-      return (node.role == NodeRole::kActive || node.role == NodeRole::kSpare || node.is_new) && node.sickness.empty();
+      const bool is_awaited = node.is_new && now() - node.given < kNewNodeComes;
+      return (node.role == NodeRole::kActive || node.role == NodeRole::kSpare || is_awaited) && node.sickness.empty();
     };
     const auto num_fit = std::ranges::count_if(nodes_, is_fit);
     if (num_fit >= options_.num_nodes + options_.num_spares || !scheduler_.may_ask(now())) return;
@@ -480,7 +502,7 @@ class Launcher {
       if (nodes_.find(name) != nullptr) continue;
       is_new = true;
       spdlog::info("{} was added: it is a spare once its monitor has come", name);
-      nodes_.add({.name = name, .role = NodeRole::kLost, .is_new = true});
+      nodes_.add({.name = name, .role = NodeRole::kLost, .is_new = true, .given = now()});
     }
     require(is_new, "the scheduler gave none (status {})", *status);
     scheduler_.note_granted(now());
@@ -546,6 +568,9 @@ class Launcher {
         engine_->on_ranks(nodes_.active(), options_.ranks_per_node, {kAttemptVariable}, program);
     const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     attempt_.status.reset();
+    attempt_.signals_passed = 0;
+    attempt_.stop_is_told = false;
+    attempt_.done_since.reset();
     attempt_.process = spawn(
         command.front(), {command.begin() + 1, command.end()},
         {.input = nothing, .variables = {fmt::format("{}={}:{}", kAttemptVariable, state().run_id, state().attempt)}});
@@ -569,27 +594,36 @@ class Launcher {
                      .evidence = {fmt::format("the ranks could not be started: {}", error.what())}};
     }
     std::optional<double> ended;  // when the ranks' process ended
-    int told = 0;
     while (true) {
       pump();
-      for (; told < stop_.count; ++told) {
-        if (told == 0) spdlog::info("signal {}: the run saves and ends; a second one ends it at once", stop_.signal);
-        if (!attempt_.status) kill(attempt_.process, told == 0 ? SIGUSR1 : SIGKILL);  // mpirun, srun pass SIGUSR1 on
+      if (stop_.count > 0 && !attempt_.status && attempt_.watch->step() == 0 && !memory_has_steps()) {
+        spdlog::info("signal {}: no step has begun, so there is nothing to save", stop_.signal);
+        end_ranks();
+        exit_status_ = 128 + stop_.signal;
+        return std::nullopt;
       }
+      pass_signals();
       note_progress();
       if (std::optional<Failure> failure = find_wrong_state()) return failure;
       if (attempt_.status) {
         if (!ended) ended = now();
-        if (*attempt_.status == 0 || (stop_.count > 0 && *attempt_.status > 128)) {
+        const bool is_done = *attempt_.status == 0;
+        if (is_done || (stop_.count > 0 && *attempt_.status > 128)) {
           // A run may be over before the monitors have reported its steps.
           const Stopwatch watch;
           while (recovery_.healing && watch.seconds() < kGathering) {
             pump();
             note_progress();
           }
-          exit_status_ = stop_.count > 0 ? 128 + stop_.signal : 0;
+          exit_status_ = is_done ? 0 : 128 + stop_.signal;
           return std::nullopt;
         }
+      } else if (have_ended_without_starter()) {
+        spdlog::warn("all ranks have done what they should, but {} does not end: it is killed",
+                     engine_->is_one_machine() ? "the process that started them" : "mpirun or srun");
+        end_ranks();
+        exit_status_ = 0;
+        return std::nullopt;
       }
       if (std::optional<Failure> failure = attempt_.watch->find(now())) {
         const bool can_wait = failure->kind == FailureKind::kRankSlow && nodes_.num_spares(now()) == 0;
@@ -606,6 +640,29 @@ class Launcher {
             .evidence = {fmt::format("the ranks ended with status {}, and none of them said why", *attempt_.status)}};
       }
     }
+  }
+
+  /// Returns whether copies in memory may have steps that no checkpoint has, because the run is not as far as before.
+  bool memory_has_steps() const { return recovery_.healing && recovery_.step_before_failure > 0; }
+
+  /// Passes the signals on that ask the run to end. mpirun and srun pass SIGUSR1 on to ranks that have started. So the
+  /// first signal waits until the ranks have begun a step.
+  void pass_signals() {
+    for (; attempt_.signals_passed < stop_.count; ++attempt_.signals_passed) {
+      const bool is_first = attempt_.signals_passed == 0;
+      if (is_first && !std::exchange(attempt_.stop_is_told, true)) {
+        spdlog::info("signal {}: the run saves and ends; a second one ends it at once", stop_.signal);
+      }
+      if (is_first && stop_.count == 1 && attempt_.watch->step() == 0) return;
+      if (!attempt_.status) kill(attempt_.process, is_first ? SIGUSR1 : SIGKILL);
+    }
+  }
+
+  /// Returns whether all ranks have announced their end for so long that the process that started them must hang.
+  bool have_ended_without_starter() {
+    if (!attempt_.watch->are_done()) return false;
+    if (!attempt_.done_since) attempt_.done_since = now();
+    return now() - *attempt_.done_since > static_cast<double>(config_.comm.init_timeout_seconds);
   }
 
   /// Returns a failure if a node that trains is called bad by its health daemon and there is a spare for it. It waits

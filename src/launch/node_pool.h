@@ -52,6 +52,7 @@ struct LaunchNode {
   std::string drain_reason = {};                  // the reason that the scheduler was given
   std::optional<double> check_before_drain = {};  // active_check at the time of the drain
   bool is_new = false;            // the scheduler has given the node, but its monitor has not connected yet
+  double given = 0.0;             // time at which the scheduler gave it
   bool is_sickness_told = false;  // a warning says that it is sick and has no spare
 
   /// Returns whether it is a spare that could train at once.

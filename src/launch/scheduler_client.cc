@@ -6,12 +6,19 @@
 #include <csignal>
 #include <limits>
 
+#include "base/error.h"
+#include "base/log.h"
 #include "system/child_process.h"
 
 namespace tessera {
 
 void SchedulerClient::tell(const std::optional<CommandLine>& command) {
-  if (command) commands_.push_back(spawn(command->front(), {command->begin() + 1, command->end()}));
+  if (!command) return;
+  try {
+    commands_.push_back(spawn(command->front(), {command->begin() + 1, command->end()}));
+  } catch (const Error& error) {  // there are too many processes or descriptors for now; the run must go on
+    spdlog::warn("{} was not told: {}", command->front(), error.what());
+  }
 }
 
 void SchedulerClient::reap() {

@@ -64,7 +64,7 @@ class LaunchMistakes : public ::testing::Test {
     Words launcher = {
         "/usr/bin/env", "-u", "SLURM_JOB_ID", "-u", "SLURM_JOB_NODELIST", in_scratch("PATH=FOLDER/bin:/usr/bin:/bin")};
     for (const std::string& variable : variables) launcher.push_back(in_scratch(variable));
-    Words arguments = {"launch", "--address=127.0.0.1", in_scratch("--node-folder=FOLDER/node")};
+    Words arguments = {"launch", "--address=127.0.0.1", in_scratch("--node-folder=FOLDER/tessera-node")};
     for (const std::string& option : options) arguments.push_back(in_scratch(option));
     for (const char* argument : {"--", "train", "--training.device=cpu", "--job.dump_folder=FOLDER/outputs"}) {
       arguments.push_back(in_scratch(argument));
@@ -86,6 +86,19 @@ class LaunchMistakes : public ::testing::Test {
   data::TemporaryFolder scratch_;
 };
 
+// The launch would delete what others have in that folder.
+TEST_F(LaunchMistakes, AFolderOfOthersIsNoNodeFolder) {
+  const fs::path folder = scratch_ / "folder";
+  fs::create_directory(folder);
+  const Finished finished =
+      Process(scratch_, {"launch", "--node-folder=" + folder.string(), "--", "train", "--training.device=cpu"})
+          .finish();
+  EXPECT_EQ(finished.status, 2);
+  EXPECT_THAT(finished.output, HasSubstr("--node-folder is '" + folder.string() + "'"));
+  EXPECT_THAT(finished.output, HasSubstr("must begin with 'tessera-'"));
+  EXPECT_TRUE(fs::exists(folder));
+}
+
 TEST_F(LaunchMistakes, WithHostsAreTold) {
   expect_refused({
       {"ssh fails",
@@ -105,6 +118,10 @@ TEST_F(LaunchMistakes, WithHostsAreTold) {
       {"nodes without hosts", {"--nodes=2"}, {"--nodes 2", "there is one machine", "give --hosts"}},
       {"too many ranks", {"--hosts=n1,n2", "--ranks-per-node=2000000000"}, {"2 nodes of 2000000000 ranks", "1048576"}},
       {"no timeout", {"--hosts=n1", "--node-timeout=nan"}, {"--node-timeout: nan is not a number"}},
+      {"a timeout after which ranks are gone",
+       {"--hosts=n1", "--node-timeout=30"},
+       {"--node-timeout: 30 is not a number from 0.1 to 8"}},
+      {"a starter's option before the command", {"--hosts=n1,n1", "--starter-option=-v"}, {"names 'n1' twice"}},
       {"a factor below 1", {"--hosts=n1", "--slow-factor=0"}, {"--slow-factor: 0 is not a number from 1"}},
   });
 }

@@ -94,6 +94,25 @@ TEST_F(WatchTest, WhatSlurmRefusesIsSaid) {
   EXPECT_EQ(process.finish().status, 128 + SIGTERM);
 }
 
+/// A controller that fails over takes no requests for a while. They do not count as requeues.
+TEST_F(WatchTest, ARequeueThatSlurmDidNotTakeIsAskedForAgain) {
+  write_state(lost_);
+  const std::string asked = (scratch_ / "asked").string();
+  write_file(asked, "");
+  write_scontrol("case \"$*\" in requeue*) echo x >> " + asked + ";; *node*) echo State=DOWN; exit;; esac\n" +
+                 "num_asked=$(wc -l < " + asked + ")\ncase \"$*\" in\n" +
+                 "requeue*) [ $num_asked -gt 4 ] || { echo the controller is away; exit 1; };;\n" +
+                 "*) [ $num_asked -gt 4 ] && restarts=1\n" +
+                 "echo JobState=RUNNING Restarts=${restarts:-0} BatchHost=n1;; esac\n");
+  const Process process = watch({run_.string()});
+  process.wait_for_output("the controller is away");
+  process.wait_for_output("job 7 (Restarts=1) is RUNNING: waiting for its launcher");
+  process.send(SIGTERM);
+  const Finished finished = process.finish();
+  EXPECT_THAT(finished.output, Not(HasSubstr("the limit")));
+  EXPECT_EQ(read_text_file(asked), "x\nx\nx\nx\nx\n");
+}
+
 TEST_F(WatchTest, AJobThatNobodyStartsAgainIsSaidToBe) {
   write_state(lost_);
   write_scontrol("[ $1 = --version ] || { echo slurm_load_jobs error: Invalid job id specified; exit 1; }\n");
@@ -122,7 +141,7 @@ TEST_F(WatchTest, TheNextLaunchHasTheLossAsAnIncident) {
   lost_.job.reset();
   lost_.step = 1;
   write_state(lost_);
-  std::vector<std::string> arguments = {"launch", "--node-folder=" + (scratch_ / "node").string(), "--"};
+  std::vector<std::string> arguments = {"launch", "--node-folder=" + (scratch_ / "tessera-node").string(), "--"};
   data::make_dataset(scratch_, 400, 3000, 0.1);
   const auto training =
       app_test::small_run(scratch_, {"--training.seq_len=32", "--training.local_batch_size=2", "--training.steps=2"});
@@ -148,7 +167,7 @@ TEST_F(WatchTest, OnlyARunThatGoesOnDoesWithoutItsSpares) {
   EXPECT_THAT(first.output, HasSubstr("--nodes 1 and --spares 1 need 2 nodes, but the engine hosts has 1"));
   write_state(lost_);
   const Finished next = Process(scratch_, arguments).finish();
-  EXPECT_EQ(next.status, 2);  // the host does not exist
+  EXPECT_EQ(next.status, 1);  // the host does not exist, but may do so for the next launch
   EXPECT_THAT(next.output, HasSubstr("begins with 0 spares, fewer than --spares 1"));
   EXPECT_THAT(next.output, Not(HasSubstr("need 2 nodes")));
 }

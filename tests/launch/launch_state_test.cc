@@ -94,5 +94,38 @@ TEST(LaunchState, MeanTimesArePerIncident) {
   EXPECT_EQ(values.at("mttr_seconds"), 20.0);
 }
 
+TEST(LaunchState, MeasurementsAreThoseOfTheState) {
+  LaunchState state{.run_id = "r", .attempt = 3, .state = "training", .time = 1600.0, .begin = 1000.0, .step = 7};
+  state.wanted_spares = 2;
+  state.seconds_lost = 60.0;
+  state.nodes = {{"n1", "active", 0.0}, {"n2", "active", 0.0}, {"n3", "spare", 0.0}, {"n4", "drained", 0.0}};
+  const auto values_of = [&] {
+    std::map<std::string, double> values;
+    for (const Measurement& one : measurements_of(state, {{"node lost", 2}})) {
+      std::string name = one.name;
+      for (const auto& [label, text] : one.labels) name += " " + text;
+      values[name] = one.value;
+    }
+    return values;
+  };
+  std::map<std::string, double> values = values_of();
+  EXPECT_EQ(values.at("incidents_total node lost"), 2.0);
+  EXPECT_EQ(values.at("incidents_total rank died"), 0.0);
+  std::erase_if(values, [](const auto& item) { return item.first.starts_with("incidents_total"); });
+  EXPECT_EQ(values, (std::map<std::string, double>{{"attempt", 3.0},
+                                                   {"is_training", 1.0},
+                                                   {"step", 7.0},
+                                                   {"wanted_spares", 2.0},
+                                                   {"lost_seconds_total", 60.0},
+                                                   {"effective_training_time_ratio", 0.9},
+                                                   {"time_seconds", 1600.0},
+                                                   {"nodes active", 2.0},
+                                                   {"nodes spare", 1.0},
+                                                   {"nodes lost", 0.0},
+                                                   {"nodes drained", 1.0}}));
+  state.state = "recovering";
+  EXPECT_EQ(values_of().at("is_training"), 0.0);
+}
+
 }  // namespace
 }  // namespace tessera

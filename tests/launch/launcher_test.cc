@@ -8,9 +8,11 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include "base/unix_time.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/observe/rank_file.h"
 #include "health/verdict.h"
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
@@ -205,6 +207,102 @@ TEST_F(LauncherTest, ASignalThatStopsAHealingRunIsTheReasonOfItsEnd) {
   EXPECT_THAT(log_, Not(HasSubstr("stopped: ")));
 }
 
+/// A launch whose ranks had begun step 5 when they failed. In the second attempt they begin a step once they wait in
+/// `script`, which creates READY when it does. Signals arrive before that.
+class StoppedWhileItHeals : public LauncherTest {
+ protected:
+  int run_second(const std::string& script, int num_signals) {
+    std::optional<RankFile> files[2];
+    std::jthread trains;
+    const auto prepare = [&](std::size_t attempt) {
+      RankEntry& entry = files[attempt].emplace(scratch_ / "node-n1", attempt + 1, 0).entry();
+      const auto begin_step = [&entry](std::int64_t step) {
+        entry.first_step = step;
+        entry.step = step;
+        entry.section = Section::kStep;
+      };
+      if (attempt == 0) return begin_step(5);
+      for (int i = 0; i < num_signals; ++i) note_signal(stop_, SIGTERM);
+      trains = std::jthread([this, begin_step](const std::stop_token& stop) {
+        while (!fs::exists(scratch_ / "READY") && !stop.stop_requested()) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+        begin_step(6);
+      });
+    };
+    return run({.ranks = {"sleep 1; exit 1", fmt::format("cd {}; {}", scratch_.path().string(), script)},
+                .before_ranks = prepare});
+  }
+};
+
+/// mpirun and srun pass no signal to ranks that they have not started yet. It would be lost, and so would be the steps
+/// that only copies in memory have.
+TEST_F(StoppedWhileItHeals, TheRanksAreToldToSaveOnceTheyTrain) {
+  EXPECT_EQ(run_second("trap 'echo > SAVED; exit 138' USR1; echo > READY; while :; do sleep 0.1; done", 1),
+            128 + SIGTERM);
+  EXPECT_TRUE(fs::exists(scratch_ / "SAVED")) << log_;
+}
+
+TEST_F(StoppedWhileItHeals, ASecondSignalEndsItAtOnce) {
+  EXPECT_EQ(run_second("trap '' USR1; echo > READY; while :; do sleep 0.1; done", 2), 128 + SIGTERM) << log_;
+}
+
+TEST_F(StoppedWhileItHeals, ARunThatIsDoneIsNotStopped) {
+  EXPECT_EQ(run_second("trap '' USR1; echo > READY; sleep 1", 1), 0) << log_;
+  EXPECT_EQ(read_launch_state(run_)->state, "done");
+}
+
+TEST_F(LauncherTest, ASignalBeforeTheFirstStepEndsTheRunAtOnce) {
+  const auto stop = [&](std::size_t) { note_signal(stop_, SIGTERM); };
+  EXPECT_EQ(run({.ranks = {"exec sleep 100"}, .before_ranks = stop}), 128 + SIGTERM);
+  EXPECT_THAT(log_, HasSubstr("no step has begun, so there is nothing to save"));
+  EXPECT_EQ(read_launch_state(run_)->incidents, 0);
+}
+
+TEST_F(LauncherTest, AStarterThatOutlivesItsRanksIsKilled) {
+  config_.comm.init_timeout_seconds = 1;
+  std::optional<RankFile> file;
+  const auto end_rank = [&](std::size_t) {
+    RankEntry& entry = file.emplace(scratch_ / "node-n1", 1, 0).entry();
+    entry.exit_status = 0;
+    entry.section = Section::kEnded;
+  };
+  EXPECT_EQ(run({.ranks = {"exec sleep 100"}, .before_ranks = end_rank}), 0) << log_;
+  EXPECT_THAT(log_, HasSubstr("all ranks have done what they should"));
+}
+
+class NodesThatAreAway : public LauncherTest {
+ protected:
+  NodesThatAreAway() {
+    const LaunchState before{.run_id = config_.job.run_id, .attempt = 3, .state = "training"};
+    data::write_file(run_ / kLaunchStateName, to_json(before).dump());
+  }
+};
+
+TEST_F(NodesThatAreAway, AreMissedByARunThatGoesOnOnlyIfTheyAreNeeded) {
+  options_.num_spares = 1;
+  EXPECT_EQ(run({.nodes = {"n1", "n2"}, .ranks = {"exit 0"}, .monitor_of_n1 = "exit 1"}), 0) << log_;
+  EXPECT_THAT(log_, HasSubstr("goes on without nodes that are not fit yet:\n  n1: its monitor ended with status 1"));
+  EXPECT_EQ(read_launch_state(run_)->nodes.at(1).role, "active");
+}
+
+// The next launch of this run may reach the node. Status 2 would say that it cannot.
+TEST_F(NodesThatAreAway, AreNoWrongInputOfARunThatGoesOn) {
+  options_.num_nodes = 2;
+  try {
+    run({.nodes = {"n1", "n2"}, .ranks = {"exit 0"}, .monitor_of_n1 = "exit 1"});
+    FAIL() << "it began";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), ExitStatus::kProgramError) << error.what();
+  }
+  EXPECT_FALSE(read_launch_state(run_)->has_ended());
+}
+
+TEST_F(LauncherTest, NodesThatNobodyNeedsAreToldOf) {
+  EXPECT_EQ(run({.nodes = {"n1", "n2", "n3"}, .ranks = {"exit 0"}}), 0) << log_;
+  EXPECT_THAT(log_, HasSubstr("2 of 3 nodes are left out: --nodes 1 and --spares 0 need no more"));
+}
+
 /// A scheduler that preempts a job sends a signal at any time. Status 2 would say that the command cannot work.
 TEST_F(LauncherTest, ASignalBeforeTheRanksStartHasItsOwnStatus) {
   note_signal(stop_, SIGTERM);
@@ -275,6 +373,24 @@ TEST_F(SickNodes, AreLeftOutAtTheStart) {
   const std::vector<LaunchState::Node> nodes = read_launch_state(run_)->nodes;
   EXPECT_EQ(nodes.at(0).role, "drained");
   EXPECT_EQ(nodes.at(1).role, "active");
+}
+
+TEST_F(SickNodes, ComeBackWhenAnOperatorAsks) {
+  options_.num_spares = 1;
+  judge(HealthLevel::kBad);
+  const auto ask = [&](std::size_t) { data::write_file(run_ / "launch_requests" / "n1.undrain", ""); };
+  EXPECT_EQ(run({.nodes = {"n1", "n2"}, .ranks = {"sleep 4"}, .before_ranks = ask}), 0) << log_;
+  EXPECT_THAT(log_, HasSubstr("n1 was returned by tessera undrain"));
+  EXPECT_EQ(read_launch_state(run_)->nodes.at(0).role, "spare");
+}
+
+// Without copies in memory of this attempt, a restart would lose more than it saves.
+TEST_F(SickNodes, AreKeptUntilTheRanksTrain) {
+  options_.num_spares = 1;
+  const auto sicken = [&](std::size_t) { judge(HealthLevel::kBad); };
+  EXPECT_EQ(run({.nodes = {"n1", "n2"}, .ranks = {"sleep 4"}, .before_ranks = sicken}), 0) << log_;
+  EXPECT_EQ(read_launch_state(run_)->incidents, 0);
+  EXPECT_EQ(read_launch_state(run_)->nodes.at(0).role, "active");
 }
 
 TEST_F(SickNodes, TooFewThatAreWellIsAnError) {

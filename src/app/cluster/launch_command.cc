@@ -66,6 +66,9 @@ int run_launch(LaunchArguments& arguments) {
           "--nodes {} --spares {}, but there is one machine: give --hosts, or start in a job of Slurm",
           arguments.num_nodes, arguments.num_spares);
   LauncherOptions& options = arguments.options;
+  require(options.node_folder.empty() || options.node_folder.filename().string().starts_with("tessera-"),
+          "--node-folder is '{}': the launch deletes this folder at its end, so its name must begin with 'tessera-'",
+          options.node_folder.string());
   const int all_nodes = static_cast<int>(engine->nodes().size());
   options.num_nodes = arguments.num_nodes > 0 ? arguments.num_nodes : std::max(1, all_nodes - arguments.num_spares);
   options.num_spares = arguments.num_spares;
@@ -101,8 +104,8 @@ void add_launch_command(CLI::App& app, int& status) {
       ->transform(as_count(1));
   command->add_option("--address", options.address, "Name or address of this machine for the nodes; default: its name");
   command->add_option("--node-folder", options.node_folder,
-                      "Folder on each node's tmpfs for the ranks' files and copies in memory; default: "
-                      "/dev/shm/tessera-RUN");
+                      "Folder on each node's tmpfs for the ranks' files and copies in memory; its name begins with "
+                      "tessera-, and the launch deletes it at its end; default: /dev/shm/tessera-RUN");
   command->add_option("--prometheus-address", options.prometheus_address,
                       "HOST:PORT to serve the launch's metrics for Prometheus at; default: none");
   command->add_option("--health-folder", options.health_folder,
@@ -115,8 +118,8 @@ void add_launch_command(CLI::App& app, int& status) {
       ->transform(as_count());
   command
       ->add_option("--node-timeout", options.watch.node_timeout,
-                   "Seconds of silence after which a node is lost; default: 4")
-      ->check(is_number(0.1, 1e6));
+                   "Seconds of silence after which a node is lost; default: 4. A monitor ends its ranks after 10")
+      ->check(is_number(0.1, 8.0));
   command
       ->add_option("--hang-timeout", options.watch.hang_floor,
                    "Seconds in a step that count as a hang if they are also 3 usual steps; default: 5")

@@ -87,7 +87,8 @@ class Monitor {
   int run() {
     say_hello();
     while (!quits_) {
-      std::vector<int> descriptors = {STDIN_FILENO};
+      std::vector<int> descriptors;
+      if (!input_has_ended_) descriptors.push_back(STDIN_FILENO);
       for (const auto& [path, process] : processes_) {
         if (process->descriptor() >= 0 && !process->is_over()) descriptors.push_back(process->descriptor());
       }
@@ -100,11 +101,14 @@ class Monitor {
       if (!lock_.is_held()) return 0;  // the node has another monitor now, with the same name
       const bool is_lonely = silent_seconds_ > options_.lonely_seconds;
       was_given_up_ = was_given_up_ || is_lonely;
-      if (is_lonely || input_has_ended()) end_ranks(attempt_);
-      if (input_has_ended() || silent_seconds_ > kForgotten * options_.lonely_seconds) {
-        // A launcher that was lost is followed by another one, which needs the copies in memory. A node that was given
-        // up has no copies that count.
-        if (was_given_up_) delete_folder();
+      input_has_ended_ = input_has_ended_ || input_has_ended();
+      if (is_lonely || input_has_ended_) end_ranks(attempt_);
+      // A launcher that was lost is followed by another one, which needs the copies in memory. A launcher that was
+      // silent before its connection ended may be lost, too. Or it has given the node up, and the copies do not count:
+      // if nobody comes for them, they are deleted.
+      if (input_has_ended_ && !was_given_up_) return 0;
+      if (silent_seconds_ > kForgotten * options_.lonely_seconds) {
+        delete_folder();
         return 0;
       }
       // The launcher answers each beat. Its answer must not cause the next beat.
@@ -258,6 +262,7 @@ class Monitor {
   Stopwatch since_looked_;
   double silent_seconds_ = 0.0;  // since the launcher's last message; a pause counts for kLongestPause at most
   bool was_given_up_ = false;    // the launcher was silent for too long
+  bool input_has_ended_ = false;
   bool quits_ = false;
   nlohmann::json health_;
   std::optional<Stopwatch> since_health_;  // not set: it was not read yet

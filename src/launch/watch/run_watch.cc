@@ -104,6 +104,11 @@ std::optional<Failure> RunWatch::find(double now) {
   return find_slow(now);
 }
 
+bool RunWatch::are_done() const {
+  const auto is_done = [](const auto& rank) { return rank.second.report.exit_status == 0; };
+  return ranks_.size() == world_size() && std::ranges::all_of(ranks_, is_done);
+}
+
 std::optional<Failure> RunWatch::find_lost_node(double now) const {
   for (const std::string& name : nodes_) {
     const Node& node = node_states_.at(name);
@@ -204,6 +209,9 @@ std::optional<Failure> RunWatch::find_late(double now) const {
                                             ranks_.size(), world_size(), options_.start_timeout)}};
   }
   const double usual = step_seconds();
+  std::optional<Failure> found;
+  std::size_t num_late = 0;
+  std::string limits;  // of the first rank that is late
   for (const auto& [number, rank] : ranks_) {
     const RankReport& report = rank.report;
     if (report.section == kEnded || rank.stopped_since) continue;
@@ -217,12 +225,14 @@ std::optional<Failure> RunWatch::find_late(double now) const {
         has_known_length ? report.section_seconds : std::min(report.section_seconds, report.operation_seconds);
     const double age = seconds - rank.suspended_seconds + (now - rank.reported);
     if (age <= limit) continue;
-    Failure failure{.kind = FailureKind::kRankHung, .sure = Certainty::kUnknown, .step = report.step};
-    failure.evidence.push_back(fmt::format(
-        "no rank got on within {:.1f} s (limit {:.1f} s; a step usually takes {:.2f} s)", age, limit, usual));
-    return failure;
+    ++num_late;
+    if (found) continue;
+    found = {.kind = FailureKind::kRankHung, .sure = Certainty::kUnknown, .step = report.step};
+    limits = fmt::format("within {:.1f} s (limit {:.1f} s{})", age, limit,
+                         usual > 0.0 ? fmt::format("; a step usually takes {:.2f} s", usual) : "");
   }
-  return std::nullopt;
+  if (found) found->evidence.push_back(fmt::format("{} of {} ranks did not get on {}", num_late, world_size(), limits));
+  return found;
 }
 
 std::optional<Failure> RunWatch::find_slow(double now) {

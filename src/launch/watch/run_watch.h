@@ -57,6 +57,8 @@ class RunWatch {
   /// report means that this process was suspended together with everything that it watches. That time does not count.
   std::optional<Failure> find(double now);
 
+  /// Returns whether all ranks have announced that they have done what they should.
+  bool are_done() const;
   /// Returns the step that all ranks have reached, or 0 if not all train yet.
   std::int64_t step() const;
   /// Returns the first step of this attempt, or 0 if not all ranks train yet.

@@ -1,15 +1,12 @@
 #include "run/record/metrics.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -106,8 +103,7 @@ MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options),
     const std::string kept = earlier_lines(path, options_.first_step);
     write_whole_file(path, kept);
   }
-  file_ = std::fopen(path.c_str(), "a");
-  if (file_ == nullptr) throw SystemError(fmt::format("open '{}'", path.string()), errno);
+  file_.emplace(path);
   if (!options_.tensorboard_folder.empty()) tensorboard_.emplace(options_.tensorboard_folder, options_.first_step);
   if (!options_.prometheus_address.empty()) {
     saved_at_ = unix_time();
@@ -123,18 +119,6 @@ MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options),
     const std::int64_t num_steps = options_.num_steps - options_.first_step + 1;
     progress_.emplace("training", static_cast<std::uint64_t>(num_steps), "steps");
   }
-}
-
-MetricsWriter::~MetricsWriter() { std::fclose(file_); }
-
-void MetricsWriter::append(const std::string& line) {
-  const bool written = std::fputs((line + "\n").c_str(), file_) >= 0 && std::fflush(file_) == 0;
-  if (!written) throw SystemError(fmt::format("write '{}'", options_.path.string()), errno);
-  // A file that was deleted still takes lines. If the storage does not answer, that is no reason to end.
-  std::error_code unreadable;
-  const bool exists = std::filesystem::exists(options_.path, unreadable);
-  require(exists || unreadable, "'{}' was deleted while the run wrote to it, so its metrics are lost",
-          options_.path.string());
 }
 
 std::size_t MetricsWriter::memory_in_use() const {
@@ -221,10 +205,15 @@ void MetricsWriter::step(const StepResult& result) {
       if (sqnr) line["quantization_sqnr_db"][site.module][name] = *sqnr;
     }
   }
-  append(line.dump());
-  write_expert_loads(result);
+  file_->append(line.dump());
   if (server_) publish(result, rates);
-  if (tensorboard_) write_tensorboard(step, result, rates);
+  try {
+    write_expert_loads(result);
+  } catch (const Error& error) {
+    if (error.status() != ExitStatus::kStorageFailed) throw;
+    spdlog::warn("{}; training goes on", error.what());
+  }
+  write_tensorboard(step, scalars_of(result, rates));
 
   window_ = {.begin = result.ended};
   draw_progress(step, result.loss);
@@ -264,7 +253,18 @@ void MetricsWriter::publish(const StepResult& result, const Rates& rates) {
   server_->publish(numbers);
 }
 
-void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates) {
+void MetricsWriter::write_tensorboard(std::int64_t step, const Scalars& scalars) {
+  if (!tensorboard_) return;
+  try {
+    tensorboard_->write(step, scalars);
+  } catch (const Error& error) {
+    if (error.status() != ExitStatus::kStorageFailed) throw;
+    spdlog::warn("{}; training goes on without events for TensorBoard", error.what());  // the last one may be cut off
+    tensorboard_.reset();
+  }
+}
+
+Scalars MetricsWriter::scalars_of(const StepResult& result, const Rates& rates) const {
   Scalars scalars = {{"_overview/loss", result.loss},
                      {"_overview/lr", result.learning_rate},
                      {"_overview/tokens_per_second", rates.tokens_per_second},
@@ -298,28 +298,27 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
     scalars.emplace_back(fmt::format("quantization_sqnr_db/{}_lowest", name), sqnr.front());
     scalars.emplace_back(fmt::format("quantization_sqnr_db/{}_median", name), sqnr[sqnr.size() / 2]);
   }
-  tensorboard_->write(step, scalars);
+  return scalars;
 }
 
 void MetricsWriter::validation(std::int64_t step, double loss) {
   clear_progress();
   spdlog::info("{}  validation loss {:7.4f}", step_label(step, options_.num_steps), loss);
-  append(nlohmann::ordered_json{{"step", step}, {"validation_loss", json_number(loss)}}.dump());
-  if (tensorboard_) tensorboard_->write(step, {{"validation_metrics/loss", loss}});
+  file_->append(nlohmann::ordered_json{{"step", step}, {"validation_loss", json_number(loss)}}.dump());
+  write_tensorboard(step, {{"validation_metrics/loss", loss}});
 }
 
 void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double seconds) {
   const nlohmann::ordered_json line = {
       {"step", step}, {"checkpoint_stall_seconds", stall_seconds}, {"checkpoint_seconds", seconds}};
-  append(line.dump());
+  file_->append(line.dump());
   saved_at_ = unix_time();
-  if (tensorboard_)
-    tensorboard_->write(step,
-                        {{"time_metrics/checkpoint_stall(s)", stall_seconds}, {"time_metrics/checkpoint(s)", seconds}});
+  write_tensorboard(step,
+                    {{"time_metrics/checkpoint_stall(s)", stall_seconds}, {"time_metrics/checkpoint(s)", seconds}});
 }
 
 void MetricsWriter::state_checksum(std::int64_t step, std::uint64_t checksum) {
-  append(nlohmann::ordered_json{{"step", step}, {"state_checksum", to_hex(checksum)}}.dump());
+  file_->append(nlohmann::ordered_json{{"step", step}, {"state_checksum", to_hex(checksum)}}.dump());
 }
 
 void MetricsWriter::write_expert_loads(const StepResult& result) {

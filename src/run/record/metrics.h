@@ -3,10 +3,10 @@
 #pragma once
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
 
+#include "run/record/line_file.h"
 #include "run/record/tensorboard.h"
 #include "step/training_step.h"
 #include "system/metrics_server.h"
@@ -60,9 +60,9 @@ struct MetricsOptions {
 class MetricsWriter {
  public:
   /// Appends to the file. It drops lines of step `first_step` and later, which a run has left that this one resumes.
-  /// Throws Error if the file cannot be read or written. So do the functions that write a line.
+  /// Throws Error if the file cannot be read or written. Later the storage may fail for a while: lines are kept until
+  /// it takes them. If the file was deleted, the functions that write a line throw Error.
   explicit MetricsWriter(const MetricsOptions& options);
-  ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
@@ -94,9 +94,11 @@ class MetricsWriter {
     Rates means(Clock::time_point end, int num_ranks) const;
   };
 
-  /// Writes the scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name
-  /// and opens the first two. So "_overview" and grad_norm are open, not a group with a card per layer.
-  void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
+  /// Returns the scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by
+  /// name and opens the first two. So "_overview" and grad_norm are open, not a group with a card per layer.
+  Scalars scalars_of(const StepResult& result, const Rates& rates) const;
+  /// Writes to TensorBoard's file, if there is one. Gives it up if storage fails.
+  void write_tensorboard(std::int64_t step, const Scalars& scalars);
   /// Returns the memory in use. On a CPU it is the highest resident_bytes() after any step so far, because the system's
   /// own peak (VmHWM) includes mapped files. On a GPU it is what is taken of its memory now, which does not change
   /// during a run.
@@ -107,10 +109,9 @@ class MetricsWriter {
   /// every half a minute.
   void write_expert_loads(const StepResult& result);
   void draw_progress(std::int64_t step, double loss);
-  void append(const std::string& line);
 
   MetricsOptions options_;
-  std::FILE* file_ = nullptr;
+  std::optional<LineFile> file_;
   std::optional<TensorBoardWriter> tensorboard_;
   std::optional<ProgressBar> progress_;  // only on a terminal
   std::optional<MetricsServer> server_;

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
+#include <span>
 
 #include "base/file.h"
 #include "checkpoint/checkpoint.h"
@@ -80,7 +81,10 @@ RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentit
   const std::string slurm_job = variable("SLURM_JOB_ID");
   if (run.id.empty() && !slurm_job.empty()) {
     const std::string step = variable("SLURM_STEP_ID");
-    run.id = fmt::format("slurm-{}.{}", slurm_job, step.empty() ? "batch" : step);
+    // A job may hold several runs. Each has a folder, which a requeued job finds again.
+    const std::string folder = fs::absolute(config.job.dump_folder).lexically_normal().string();
+    const auto of_folder = static_cast<std::uint32_t>(checksum(std::as_bytes(std::span(folder))));
+    run.id = fmt::format("slurm-{}.{}-{:08x}", slurm_job, step.empty() ? "batch" : step, of_folder);
     if (!run.is_counted) run.attempt = 1 + num_slurm_requeues();
     run.is_counted = true;
   }

@@ -1,9 +1,9 @@
 // run.json in a run's folder describes the run, for programs that compare runs (docs/compare.md).
 //
 //   {"format": "tessera-run", "version": 1, "program": "0.1.0",
-//    "run": {"id": "slurm-4711.0", "attempt": 1},   the run and its attempt that wrote this (run/record/run_folder.h)
-//    "config": {"training.steps": "300", ...},      every key of the configuration, with its value as TOML
-//    "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
+//    "run": {"id": "slurm-4711.0-5f1c2a9e", "attempt": 1},   the run and its attempt that wrote this
+//    (run/record/run_folder.h) "config": {"training.steps": "300", ...},      every key of the configuration, with its
+//    value as TOML "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
 //    "data_ranks": 1,                               number of ranks that have different sequences
 //    "threads": 2, "processor": "AMD EPYC 9575F 64-Core Processor",
 //    "gpus": ["NVIDIA H200", ...],                  of rank 0's machine, if the run computes on GPUs

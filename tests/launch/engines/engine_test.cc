@@ -36,6 +36,9 @@ TEST(Engine, HostsKeepTheirOrderAndGetTheirRanks) {
   EXPECT_THAT(command, Contains("8"));
   EXPECT_THAT(command, Contains("TESSERA_ATTEMPT"));
   EXPECT_THAT(command, Contains("x"));
+  const auto mapping = std::ranges::find(command, "--map-by");  // by slot, or the launcher blames the wrong node
+  ASSERT_NE(mapping, command.end());
+  EXPECT_EQ(*std::next(mapping), "slot");
 }
 
 TEST(Engine, RanksOfOtherHostsGetTheSettingsOfNccl) {
@@ -50,6 +53,7 @@ TEST(Engine, RanksOfOtherHostsGetTheSettingsOfNccl) {
 TEST(Engine, AProgramOnAHostIsOneWordForItsShell) {
   const CommandLine command = make_hosts_engine({"n1"}, {})->on_node("n1", {"tessera", "--folder", "a b"});
   EXPECT_EQ(command.front(), "ssh");
+  EXPECT_THAT(command, Contains("-oBatchMode=yes"));  // else ssh may wait for a password
   EXPECT_EQ(command.back(), "exec tessera --folder 'a b'");
 }
 
@@ -90,7 +94,8 @@ class SlurmAllocation : public ::testing::Test {
 /// order, and the launcher blames the wrong node.
 TEST_F(SlurmAllocation, RanksRunOnTheNodesInTheGivenOrder) {
   const CommandLine command = make_slurm_engine({})->on_ranks({"n1", "n4", "n3"}, 2, {}, {"tessera"});
-  EXPECT_THAT(command, IsSupersetOf({"-N3", "-n6", "--distribution=arbitrary", "--export=ALL"}));
+  EXPECT_THAT(command, IsSupersetOf({"-N3", "-n6", "--distribution=arbitrary", "--export=ALL", "--overlap", "--no-kill",
+                                     "--kill-on-bad-exit=0"}));
   const auto option = std::ranges::find(command, "-w");
   ASSERT_NE(option, command.end());
   EXPECT_EQ(*std::next(option), "n1,n1,n4,n4,n3,n3");

@@ -13,6 +13,7 @@
 #include "launch/watch/channel.h"
 #include "launch/watch/protocol.h"
 #include "system/child_process.h"
+#include "system/file_lock.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -157,6 +158,22 @@ TEST_F(MonitorTest, ANodeThatTakesPartAgainKeepsItsFolder) {
   order({{"do", "watch"}, {"attempt", 2}});
   hear("beat", [](const nlohmann::json& body) { return body.at("attempt") == 2; });
   close(std::exchange(input_[1], -1));
+  siginfo_t info{};
+  waitid(P_PID, static_cast<id_t>(monitor_), &info, WEXITED | WNOWAIT);
+  EXPECT_TRUE(std::filesystem::exists(scratch_ / "node"));
+}
+
+/// A launcher that hangs may be killed by hand later. The next launcher needs the copies.
+TEST_F(MonitorTest, ALauncherThatWasSilentBeforeItsConnectionEndedLeavesTheFolder) {
+  hear("hello");
+  order({{"do", "watch"}, {"attempt", 1}});
+  std::this_thread::sleep_for(milliseconds(3000));  // more than lonely_seconds
+  close(std::exchange(input_[1], -1));
+  std::this_thread::sleep_for(milliseconds(1000));
+  EXPECT_TRUE(std::filesystem::exists(scratch_ / "node"));
+  const RankFile next(scratch_ / "node", 2, 0);
+  const FileLock of_next_monitor(scratch_ / "node" / "monitor.lock", "the node folder",
+                                 {.owner = "n1", .takes_over = [](const std::string&) { return true; }});
   siginfo_t info{};
   waitid(P_PID, static_cast<id_t>(monitor_), &info, WEXITED | WNOWAIT);
   EXPECT_TRUE(std::filesystem::exists(scratch_ / "node"));

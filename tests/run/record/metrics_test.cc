@@ -23,6 +23,7 @@
 #include "run/record/run_files.h"
 #include "tests/data/support.h"
 #include "tests/full_disk.h"
+#include "tests/log_of.h"
 #include "tests/scrape.h"
 #include "tests/unprivileged.h"
 
@@ -113,20 +114,42 @@ MetricsOptions options_in(const std::filesystem::path& folder) {
           .num_ranks = 1};
 }
 
-/// The launcher restarts a run whose storage has failed. It would stop one that was given wrong input.
-TEST(Metrics, AFullDiskIsAFailureOfStorage) {
+/// A run is worth more than its curves.
+TEST(Metrics, LinesAreKeptWhileTheDiskIsFull) {
   const TemporaryFolder scratch;
-  MetricsWriter writer(options_in(scratch.path()));
-  StepResult result;
-  result.ended = std::chrono::steady_clock::now();
-  result.step = 1;
-  const FullDisk full(1);
-  try {
-    writer.step(result);
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.status(), ExitStatus::kStorageFailed) << error.what();
+  MetricsOptions options = options_in(scratch.path());
+  options.tensorboard_folder = scratch / "tb";
+  options.moe_layers = {"a"};
+  namespace fs = std::filesystem;
+  const std::string log = log_of([&] {
+    MetricsWriter writer(options);
+    StepResult result;
+    result.expert_tokens = {{1.0, 3.0}};
+    result.ended = std::chrono::steady_clock::now();
+    const auto step = [&](std::int64_t number) {
+      result.step = number;
+      result.loss = static_cast<double>(number);
+      writer.step(result);
+    };
+    const auto size_of_events = [&] { return fs::file_size(fs::directory_iterator(scratch / "tb")->path()); };
+    const auto size = size_of_events();
+    {
+      const FullDisk full(1);  // takes the first byte of a line, and nothing of the log
+      step(1);
+      step(2);
+      writer.validation(2, 5.0);
+    }
+    step(3);
+    EXPECT_EQ(size_of_events(), size);  // an event may be cut off, and no other may follow it
+  });
+  EXPECT_THAT(log, testing::HasSubstr("metrics.jsonl' has all lines again"));
+  std::istringstream lines(read_text_file(options.path));
+  std::vector<double> losses;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    losses.push_back(json.value("loss", json.value("validation_loss", -1.0)));
   }
+  EXPECT_EQ(losses, (std::vector<double>{1.0, 2.0, 5.0, 3.0}));
 }
 
 /// Lines that cannot be read are not lost. A user who may not read the file may replace it.

@@ -150,11 +150,14 @@ TEST_F(RunFolders, WhichRunAProcessBelongsTo) {
   EXPECT_EQ(identify_run(config({"--job.run_id=x"}), RunIdentity{.id = "y", .attempt = 4}).attempt, 1);
 
   const EnvironmentVariables job({{"SLURM_JOB_ID", "4711"}, {"SLURM_STEP_ID", "0"}, {"SLURM_RESTART_COUNT", "2"}});
-  const RunIdentity requeued = identify_run(config(), RunIdentity{.id = "slurm-4711.0", .attempt = 2});
-  EXPECT_EQ(requeued.id, "slurm-4711.0");
+  const std::string of_job = identify_run(config(), {}).id;
+  EXPECT_THAT(of_job, ::testing::MatchesRegex("slurm-4711\\.0-[0-9a-f]{8}"));
+  EXPECT_NE(identify_run(config({"--job.dump_folder=other"}), {}).id, of_job);  // two runs of one job
+  const RunIdentity requeued = identify_run(config(), RunIdentity{.id = of_job, .attempt = 2});
+  EXPECT_EQ(requeued.id, of_job);
   EXPECT_EQ(requeued.attempt, 3);
-  EXPECT_TRUE(requeued.follows({.id = "slurm-4711.0", .attempt = 2}));
-  EXPECT_FALSE(requeued.follows({.id = "slurm-4711.0", .attempt = 3}));  // one job started the run twice
+  EXPECT_TRUE(requeued.follows({.id = of_job, .attempt = 2}));
+  EXPECT_FALSE(requeued.follows({.id = of_job, .attempt = 3}));  // one job started the run twice
   EXPECT_EQ(identify_run(config({"--job.run_id=x"}), {}).id, "x");
 }
 
