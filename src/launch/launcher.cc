@@ -72,7 +72,8 @@ struct Attempt {
 struct Recovery {
   std::optional<Incident> healing;       // set until the run is as far as before, or fails again
   std::int64_t step_before_failure = 0;  // the run has healed when it reaches this step again
-  std::optional<Incident> differed;      // replicas differed; set until a replay has shown whose state was wrong
+  std::optional<double> requeued_at;  // Unix time when the launch before asked for a requeue; set until it has healed
+  std::optional<Incident> differed;   // replicas differed; set until a replay has shown whose state was wrong
   std::vector<std::string> nodes_that_differed;  // the nodes of that attempt, in the order of ranks
   Stopwatch since_looked;                        // for that replay
   bool slow_is_told = false;                     // a warning says that a rank is slow and has no spare
@@ -134,7 +135,9 @@ class Launcher {
       std::optional<Failure> failure = run_attempt();
       if (!failure) return finish(exit_status_ == 0 ? "done" : "stopped");
       if (!heal(std::move(*failure))) return finish("stopped");
-      if (stop_.count > 0) {
+      // Storage that has failed takes no checkpoint.
+      const bool can_save = memory_has_steps() && recovery_.healing->failure.kind != FailureKind::kStorageFailed;
+      if (stop_.count > 1 || (stop_.count == 1 && !can_save)) {
         exit_status_ = 128 + stop_.signal;
         return finish("stopped");
       }
@@ -212,6 +215,10 @@ class Launcher {
                           .takes_over = [&](const std::string&) { return restarts > 0; }});
     if (!is_of_run) return;
     if (before->step > 0 && !before->has_ended()) take_over_from(*before);
+    if (before->step > 0 && before->exit_status == static_cast<int>(ExitStatus::kRequeue)) {
+      recovery_.requeued_at = before->time;
+      recovery_.step_before_failure = before->step;
+    }
     // A launch that was lost, or whose job was requeued, goes on from what it has saved. A launch by a person who asks
     // for checkpoint.load_step anew begins there.
     const bool goes_on = !before->has_ended() || was_requeued(*before);
@@ -643,7 +650,9 @@ class Launcher {
   }
 
   /// Returns whether copies in memory may have steps that no checkpoint has, because the run is not as far as before.
-  bool memory_has_steps() const { return recovery_.healing && recovery_.step_before_failure > 0; }
+  bool memory_has_steps() const {
+    return (recovery_.healing || recovery_.requeued_at) && recovery_.step_before_failure > 0;
+  }
 
   /// Passes the signals on that ask the run to end. mpirun and srun pass SIGUSR1 on to ranks that have started. So the
   /// first signal waits until the ranks have begun a step.
@@ -737,6 +746,7 @@ class Launcher {
     if (step == 0) return;
     ladder_.note_training();
     state().step = step;
+    if (step >= recovery_.step_before_failure) end_requeue(unix_time());
     if (state().state != "training" && (!recovery_.healing || recovery_.healing->resumed_step)) write_state("training");
     if (!recovery_.healing) return;
     if (!recovery_.healing->resumed_step) {
@@ -745,6 +755,12 @@ class Launcher {
                    *recovery_.healing->resumed_step, unix_time() - recovery_.healing->noticed_at);
     }
     if (step >= recovery_.step_before_failure) end_healing(unix_time());
+  }
+
+  /// Counts what the scheduler's requeue has cost until `end`, when the run is as far as before, or has failed again.
+  void end_requeue(double end) {
+    if (recovery_.requeued_at) state().seconds_lost += std::max(0.0, end - *recovery_.requeued_at);
+    recovery_.requeued_at.reset();
   }
 
   /// Counts what the incident has cost until `end`, when the run is as far as before, or has failed again.
@@ -760,6 +776,7 @@ class Launcher {
     const std::int64_t last_step = attempt_.watch->step();
     recovery_.step_before_failure = std::max(recovery_.step_before_failure, last_step);
     if (recovery_.healing) end_healing(noticed);
+    end_requeue(noticed);
     gather_evidence();
     blame(failure);
     Incident incident{.number = ++state().incidents,

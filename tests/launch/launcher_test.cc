@@ -243,6 +243,53 @@ TEST_F(StoppedWhileItHeals, TheRanksAreToldToSaveOnceTheyTrain) {
   EXPECT_TRUE(fs::exists(scratch_ / "SAVED")) << log_;
 }
 
+/// The signal arrives after the ranks have ended, and before the next attempt.
+TEST_F(LauncherTest, ASignalWhileItHealsWaitsForTheNextAttempt) {
+  std::optional<RankFile> files[2];
+  std::jthread stops;
+  const auto prepare = [&](std::size_t attempt) {
+    RankEntry& entry = files[attempt].emplace(scratch_ / "node-n1", attempt + 1, 0).entry();
+    entry.first_step = entry.step = 5;
+    entry.section = Section::kStep;
+    if (attempt > 0) return;
+    stops = std::jthread([this](const std::stop_token& stop) {
+      while (!fs::exists(scratch_ / "ENDED") && !stop.stop_requested()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      note_signal(stop_, SIGTERM);
+    });
+  };
+  const std::string folder = scratch_.path().string();
+  const Script script{
+      .ranks = {fmt::format("sleep 1; echo > {}/ENDED; exit 1", folder),
+                fmt::format("trap 'echo > {}/SAVED; exit 138' USR1; while :; do sleep 0.1; done", folder)},
+      .before_ranks = prepare};
+  EXPECT_EQ(run(script), 128 + SIGTERM);
+  EXPECT_TRUE(fs::exists(scratch_ / "SAVED")) << log_;
+}
+
+/// What the wait in the scheduler's queue has cost is no training.
+TEST_F(LauncherTest, TheTimeOfARequeueIsLost) {
+  LaunchState before{.run_id = config_.job.run_id, .attempt = 1, .state = "stopped"};
+  before.step = 5;
+  before.incidents = 1;
+  before.seconds_lost = 10.0;
+  before.begin = unix_time() - 200.0;
+  before.time = unix_time() - 100.0;
+  before.exit_status = static_cast<int>(ExitStatus::kRequeue);
+  data::write_file(run_ / kLaunchStateName, to_json(before).dump());
+  std::optional<RankFile> file;
+  const auto prepare = [&](std::size_t) {
+    RankEntry& entry = file.emplace(scratch_ / "node-n1", 2, 0).entry();
+    entry.first_step = entry.step = 5;
+    entry.section = Section::kStep;
+  };
+  EXPECT_EQ(run({.ranks = {"sleep 2"}, .before_ranks = prepare}), 0) << log_;
+  EXPECT_EQ(read_launch_state(run_)->incidents, 1);
+  EXPECT_GE(read_launch_state(run_)->seconds_lost, 110.0);
+  EXPECT_LT(read_launch_state(run_)->seconds_lost, 140.0);
+}
+
 TEST_F(StoppedWhileItHeals, ASecondSignalEndsItAtOnce) {
   EXPECT_EQ(run_second("trap '' USR1; echo > READY; while :; do sleep 0.1; done", 2), 128 + SIGTERM) << log_;
 }
