@@ -154,6 +154,11 @@ class NetworkProbe : public Probe {
     for (const char* counter : {"rx_errors", "tx_errors"}) {
       const auto value = sysroot_.number(fmt::format("{}/statistics/{}", folder, counter));
       if (!value) continue;
+      result.measurements.push_back({.name = "ethernet_errors_total",
+                                     .help = "Error counters of the interface",
+                                     .labels = {{"interface", interface}, {"counter", counter}},
+                                     .value = static_cast<double>(*value),
+                                     .is_counter = true});
       const double rate = rates_.per_minute(interface + counter, static_cast<double>(*value), now);
       judge_rate("ethernetErrors", interface, counter, rate, limits_.ethernet_errors_per_minute, result.findings);
     }

@@ -128,6 +128,11 @@ TEST_F(NodeProbes, ErrorsOfAnInterfaceAreWatched) {
     set(path, "108\n");
     ASSERT_THAT(look(*probe), ElementsAre("ethernetErrors eth0")) << counter;
     EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft) << counter;
+    const auto exported = std::ranges::find_if(result_.measurements, [&](const Measurement& one) {
+      return one.name == "ethernet_errors_total" && one.labels.at("counter") == counter;
+    });
+    ASSERT_NE(exported, result_.measurements.end()) << counter;
+    EXPECT_EQ(exported->value, 108.0) << counter;
     probe->forget();
   }
 }
