@@ -179,9 +179,20 @@ class Launcher {
     nodes_.keep_first(needed);
   }
 
+  /// Returns what the launch before has left in launch.json, or nullopt if there was none.
+  std::optional<LaunchState> state_before() const {
+    try {
+      return read_launch_state(dump_folder());
+    } catch (const Error& error) {
+      if (error.status() != ExitStatus::kWrongInput) throw;
+      fail("{}; move the file away to go on from the last checkpoint: copies in memory are then not found",
+           error.what());
+    }
+  }
+
   /// Finds the run and the number of its last attempt, and locks the run.
   void identify() {
-    const std::optional<LaunchState> before = read_launch_state(dump_folder());
+    const std::optional<LaunchState> before = state_before();
     const std::optional<RunIdentity> trained = read_run_identity(dump_folder());
     state().run_id = config_.job.run_id;
     if (state().run_id.empty() && before && !before->has_ended()) state().run_id = before->run_id;

@@ -345,6 +345,11 @@ TEST_F(NodesThatAreAway, AreNoWrongInputOfARunThatGoesOn) {
   EXPECT_FALSE(read_launch_state(run_)->has_ended());
 }
 
+TEST_F(LauncherTest, ADamagedStateIsToldOfWithItsRemedy) {
+  data::write_file(run_ / kLaunchStateName, "");
+  expect_error([&] { run({.ranks = {"exit 0"}}); }, {"launch.json", "move the file away"});
+}
+
 TEST_F(LauncherTest, NodesThatNobodyNeedsAreToldOf) {
   EXPECT_EQ(run({.nodes = {"n1", "n2", "n3"}, .ranks = {"exit 0"}}), 0) << log_;
   EXPECT_THAT(log_, HasSubstr("2 of 3 nodes are left out: --nodes 1 and --spares 0 need no more"));
