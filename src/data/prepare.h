@@ -35,8 +35,8 @@ struct PrepareResult {
 /// Document i (of those with tokens, counted from 0) belongs to "val" if Philox(seed, "data.prepare.val").uniform(i) is
 /// less than val_fraction, else to "train". Shards are filled in the order of the documents. A shard ends before the
 /// document that would take it beyond `shard_tokens`, but it has at least one document. The result does not depend on
-/// the number of threads. Memory holds some 10 MB of text and its tokens, the largest document, and 8
-/// bytes per document of the shards that are open.
+/// the number of threads. Memory holds some 10 MB of text and its tokens, the largest document, and 8 bytes
+/// per document of the shards that are open.
 ///
 /// Throws Error if
 /// - `output` exists (with `overwrite`: and holds anything but a dataset), lies within a folder of `inputs`,

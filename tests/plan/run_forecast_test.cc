@@ -460,7 +460,8 @@ double seconds_of_dispatch(const Cluster& cluster, const JobConfig& job, const s
 }
 
 // One rate is 1 byte per second, or one call takes 1 s, and all else is free. A token chooses 3 of 8 experts in turn.
-// Of these, 2.25 are on other ranks, and 1.5 other ranks have one. Half of the tokens have one on their own rank.
+// On average 2.25 of a token's choices are on other ranks, and 1.5 other ranks have any of them. Half of the tokens
+// have a choice on their own rank.
 TEST(RunForecast, ADispatchMovesWhatItsBackendMoves) {
   struct Case {
     const char* backend;

@@ -190,13 +190,14 @@ std::vector<JobConfig> calibration_models(Device device) {
 std::vector<JobConfig> calibration_models_of_ranks(std::int64_t num_ranks) {
   std::vector<JobConfig> models;
   for (const Probe& probe : kProbes) {
-    for (const Overrides& precision : precisions(Device::kCpu)) {
-      if (probe.experts % num_ranks != 0) break;
+    if (probe.experts % num_ranks == 0) {
       const Overrides over_ranks = {fmt::format("--parallelism.expert_parallel_degree={}", num_ranks),
                                     "--parallelism.expert_parallel_comm_backend=standard",
                                     "--debug.moe_force_load_balance=true",  // else steps have different rows
                                     fmt::format("--training.global_batch_size={}", probe.batch * num_ranks)};
-      models.push_back(config_of(probe, joined(precision, over_ranks)));
+      for (const Overrides& precision : precisions(Device::kCpu)) {
+        models.push_back(config_of(probe, joined(precision, over_ranks)));
+      }
     }
     if (!probe.has_variants) continue;
     // At the turn of its V a rank hands activations to itself.

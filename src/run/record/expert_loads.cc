@@ -19,10 +19,14 @@ constexpr std::uint64_t kVersion = 1;
 
 }  // namespace
 
-double ExpertLoads::busiest_rank(const std::string& layer, std::int64_t num_experts, std::int64_t num_ranks) const {
+const std::vector<double>& ExpertLoads::of_layer(const std::string& layer) const {
   const auto found = tokens.find(layer);
   require(found != tokens.end(), "'{}' has no loads of {}: it is of a run of another model", path.string(), layer);
-  const std::vector<double>& experts = found->second;
+  return found->second;
+}
+
+double ExpertLoads::busiest_rank(const std::string& layer, std::int64_t num_experts, std::int64_t num_ranks) const {
+  const std::vector<double>& experts = of_layer(layer);
   require(std::ssize(experts) == num_experts, "'{}' has {} experts in {}, and the model has {}", path.string(),
           experts.size(), layer, num_experts);
   const auto of_rank = static_cast<std::size_t>(num_experts / num_ranks);

@@ -14,6 +14,8 @@ struct ExpertLoads {
   std::map<std::string, std::vector<double>> tokens;  // by MoE layer ("layers.1.moe"), of each expert
   std::filesystem::path path = {};                    // the file that they were read from, for errors
 
+  /// Returns the tokens of a layer's experts. Throws Error, which names the file, if the layer has no loads.
+  const std::vector<double>& of_layer(const std::string& layer) const;
   /// Returns the load of the busiest of `num_ranks` ranks, divided by their mean. Ranks have equally many experts, in
   /// order. Throws Error, which names the file, if the layer has no loads of `num_experts` experts.
   double busiest_rank(const std::string& layer, std::int64_t num_experts, std::int64_t num_ranks) const;
