@@ -206,6 +206,14 @@ void write_whole_file(const std::filesystem::path& path, std::string_view conten
   file.commit();
 }
 
+int reserve_storage(int descriptor, std::size_t num_bytes) {
+  int reason = 0;
+  do {
+    reason = ::posix_fallocate(descriptor, 0, static_cast<off_t>(num_bytes));
+  } while (reason == EINTR);
+  return reason;
+}
+
 void sync_directory(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory.empty() ? "." : directory;
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -109,6 +109,10 @@ std::filesystem::path name_without_temporary(const std::filesystem::path& name);
 /// Writes a file with this content through AtomicFile, so that it appears complete or not at all. Throws Error.
 void write_whole_file(const std::filesystem::path& path, std::string_view content);
 
+/// Takes the storage of a file's first `num_bytes` bytes, so that a later store to a map of them finds room: on a full
+/// tmpfs it would raise a signal. Returns the system's error code, or 0.
+int reserve_storage(int descriptor, std::size_t num_bytes);
+
 /// Makes the names in `directory` durable by an fsync of the directory.
 void sync_directory(const std::filesystem::path& directory);
 

@@ -28,12 +28,13 @@ nlohmann::ordered_json to_json(const LaunchBegin& begin) {
   for (const auto& [step, manifest] : begin.left_behind) {
     left_behind.push_back({{"step", step}, {"manifest", to_hex(manifest)}});
   }
-  return {{"step", begin.load_step}, {"left_behind", left_behind}};
+  return {{"step", begin.load_step}, {"left_behind", left_behind}, {"has_trained", begin.has_trained}};
 }
 
 LaunchBegin begin_from_json(const JsonFields<>& parent) {
   const JsonFields<> fields(parent.at("load_step"), parent.place_of("load_step"));
-  LaunchBegin begin{.load_step = static_cast<std::int64_t>(fields.count("step", INT64_MAX))};
+  LaunchBegin begin{.load_step = static_cast<std::int64_t>(fields.count("step", INT64_MAX)),
+                    .has_trained = fields.flag("has_trained")};
   for (const auto& checkpoint : fields.array("left_behind")) {
     const JsonFields<> of_checkpoint(checkpoint, fields.place_of("left_behind"));
     const auto step = static_cast<std::int64_t>(of_checkpoint.count("step", INT64_MAX));

@@ -10,7 +10,7 @@
 //
 // A launch that began at checkpoint.load_step has a "load_step" with the later checkpoints that it left behind:
 //
-//   {"step": 15, "left_behind": [{"step": 20, "manifest": "0123456789abcdef"}, ...]}
+//   {"step": 15, "left_behind": [{"step": 20, "manifest": "0123456789abcdef"}, ...], "has_trained": true}
 //
 // launcher-lost.json beside it records when the job of a lost launcher was requeued. A watcher outside of the job
 // writes it.

@@ -757,6 +757,7 @@ class Launcher {
     if (step == 0) return;
     ladder_.note_training();
     state().step = step;
+    if (state().load_step) state().load_step->has_trained = true;
     if (step >= recovery_.step_before_failure) end_requeue(unix_time());
     if (state().state != "training" && (!recovery_.healing || recovery_.healing->resumed_step)) write_state("training");
     if (!recovery_.healing) return;

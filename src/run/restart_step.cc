@@ -35,7 +35,8 @@ std::int64_t restart_step(const std::filesystem::path& folder, const LaunchBegin
     const bool is_saved = before == begin.left_behind.end() || before->second != manifest;
     (is_saved ? saved : left_behind) = step;
   }
-  return left_behind > saved ? saved : -1;
+  const bool may_have_copies_behind = saved == begin.load_step && !begin.has_trained;
+  return left_behind > saved || may_have_copies_behind ? saved : -1;
 }
 
 }  // namespace tessera

@@ -13,6 +13,7 @@ namespace tessera {
 struct LaunchBegin {
   std::int64_t load_step = 0;
   std::map<std::int64_t, std::uint64_t> left_behind = {};  // checksums of later checkpoints' manifests, by step
+  bool has_trained = false;                                // a step has begun since
 
   bool operator==(const LaunchBegin&) const = default;
 };
@@ -21,9 +22,10 @@ struct LaunchBegin {
 /// attempt saves. Throws Error if `folder` cannot be read.
 LaunchBegin begin_of_launch(const std::filesystem::path& folder, std::int64_t load_step);
 
-/// Returns checkpoint.load_step for a restart of a launch that began so: the newest step that it has saved, or its own
-/// load_step if it has saved none. The result is -1, which also takes copies in memory, unless later checkpoints that
-/// were left behind are still there. Throws Error if `folder` cannot be read.
+/// Returns checkpoint.load_step for a restart of a launch that began so. Without later checkpoints that were left
+/// behind, it is -1, which also takes copies in memory. With them, it is the newest step that the launch has saved. It
+/// is the launch's own load_step if the launch has saved none, or has not trained: until the first step, there may be
+/// copies in memory that an earlier launch has left behind. Throws Error if `folder` cannot be read.
 std::int64_t restart_step(const std::filesystem::path& folder, const LaunchBegin& begin);
 
 }  // namespace tessera

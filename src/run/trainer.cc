@@ -132,10 +132,10 @@ void Trainer::keep_initial_weights() {
     spdlog::warn("checkpoint.initial_load_path = '{}' has no effect: the run has checkpoints of its own",
                  given.initial_load_path);
   }
-  const std::string own = (saved.initial_load_in_hf ? "h" : "t") + saved.initial_load_path;
-  const std::string of_first_rank = broadcast_first_text(ranks_.world(), own, "the weights that the run began with");
-  given.initial_load_in_hf = of_first_rank.front() == 'h';
-  given.initial_load_path = of_first_rank.substr(1);
+  constexpr const char* kName = "the weights that the run began with";
+  const double in_hf = saved.initial_load_in_hf ? 1.0 : 0.0;
+  given.initial_load_in_hf = ranks_.world().all_gather(std::span(&in_hf, 1), kName).front() > 0.0;
+  given.initial_load_path = broadcast_first_text(ranks_.world(), saved.initial_load_path, kName);
 }
 
 std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
@@ -179,6 +179,15 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
   spdlog::info("data {}: {} sequences of {} tokens per epoch, {} per step", config_.training.dataset_path,
                data_.loader().num_samples(), config_.training.seq_len,
                config_.sequences_per_step(mesh_->num_data_ranks()));
+  if (const data::Loader* validation = data_.validation_loader()) {
+    const std::int64_t needed = config_.validation.steps * config_.sequences_per_step(mesh_->num_data_ranks());
+    if (needed > static_cast<std::int64_t>(validation->num_samples())) {
+      spdlog::warn(
+          "each validation takes {} sequences (validation.steps = {}), but the validation split has {}: it counts some "
+          "more than once",
+          needed, config_.validation.steps, validation->num_samples());
+    }
+  }
   // The memory of processes differs a little from rank to rank, so it does not decide which rank is named.
   const auto largest =
       std::ranges::max_element(ranks, {}, [](const RankMemory& rank) { return rank.total() - rank.process; });

@@ -34,7 +34,7 @@ TEST(LaunchState, IsReadAsItWasWritten) {
                             .wanted_spares = 2,
                             .incidents = 2,
                             .seconds_lost = 25.0,
-                            .load_step = LaunchBegin{.load_step = 15, .left_behind = {{20, 7}, {25, ~0ull}}}};
+                            .load_step = LaunchBegin{.load_step = 15, .left_behind = {{20, 7}, {25, ~0ull}}, .has_trained = true}};
   data::write_file(scratch / kLaunchStateName, to_json(written).dump());
   const auto read = read_launch_state(scratch.path());
   ASSERT_TRUE(read);

@@ -147,6 +147,22 @@ TEST_F(LaunchWithLoadStep, ARestartGoesOnFromWhatTheLaunchHasSaved) {
   EXPECT_THAT(load_steps(), ElementsAre("15", "20"));
 }
 
+/// Copies in memory that an earlier launch has left may be of later steps. They are there until the first step.
+TEST_F(LaunchWithLoadStep, UntilItHasTrainedARestartBeginsThereAgain) {
+  fs::remove_all(checkpoint_path(run_ / config_.checkpoint.folder, 30));
+  std::optional<RankFile> file;
+  const auto train_in_second = [&](std::size_t attempt) {
+    if (attempt != 1) return;
+    RankEntry& entry = file.emplace(scratch_ / "node-n1", 2, 0).entry();
+    entry.first_step = entry.step = 16;
+    entry.section = Section::kStep;
+  };
+  const Script script{.ranks = {noting("exit 1"), noting("sleep 1; exit 1"), noting("exit 0")},
+                      .before_ranks = train_in_second};
+  EXPECT_EQ(run(script), 0) << log_;
+  EXPECT_THAT(load_steps(), ElementsAre("15", "15", "-1"));
+}
+
 /// The launcher may be unable to read what was saved.
 TEST_F(LaunchWithLoadStep, ARestartThatCannotBeStartedIsAFailure) {
   options_.restarts_per_hour = 1;

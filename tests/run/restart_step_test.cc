@@ -18,8 +18,11 @@ class RestartStepTest : public ::testing::Test {
 
 TEST_F(RestartStepTest, TheNewestOfAllIsOfThisLaunch) {
   for (const std::int64_t step : {5, 10, 15}) save(step, "old");
-  const LaunchBegin begin = begin_of_launch(scratch_.path(), 15);
+  LaunchBegin begin = begin_of_launch(scratch_.path(), 15);
+  EXPECT_EQ(restart_step(scratch_.path(), begin), 15);  // an earlier launch may have left copies in memory
+  begin.has_trained = true;
   EXPECT_EQ(restart_step(scratch_.path(), begin), -1);  // of step 15 or of newer copies in memory
+  begin.has_trained = false;
   save(20, "new");
   EXPECT_EQ(restart_step(scratch_.path(), begin), -1);
   std::filesystem::remove_all(scratch_ / "step-15");  // checkpoint.keep_latest_k

@@ -337,6 +337,24 @@ TEST_F(Trained, ValidationIsOfTheFirstSequencesOfItsSplit) {
   for (const double loss : losses) EXPECT_NEAR(loss, expected, 1e-12 * expected);
 }
 
+TEST_F(Trained, AValidationOfMoreThanItsSplitIsToldOf) {
+  const auto log = [&](std::uint64_t num_steps) {
+    const JobConfig config =
+        small_config(scratch_, {"--validation.enable", fmt::format("--validation.steps={}", num_steps)});
+    return log_of([&] { const Trainer trainer(config); });
+  };
+  const data::Loader loader({.dataset = scratch_ / "dataset",
+                             .split = "val",
+                             .seq_len = 32,
+                             .local_batch_size = 2,
+                             .vocab_size = 258,
+                             .shuffle = false});
+  const std::uint64_t num_whole = loader.num_samples() / 4;  // batches of training.global_batch_size
+  EXPECT_THAT(log(num_whole), ::testing::Not(::testing::HasSubstr("validation split has")));
+  EXPECT_THAT(log(num_whole + 1),
+              ::testing::HasSubstr(fmt::format("but the validation split has {}", loader.num_samples())));
+}
+
 TEST_F(Trained, ValidationIsOfTheSameSequencesOnEveryMesh) {
   const auto losses = [&](int num_ranks, const std::vector<std::string>& mesh) {
     std::filesystem::remove_all(scratch_ / "outputs");

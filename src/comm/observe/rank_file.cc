@@ -61,11 +61,7 @@ RankFile::RankFile(const std::filesystem::path& folder, std::int64_t attempt, in
   ::unlink(unfinished.c_str());
   const int descriptor = ::open(unfinished.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (descriptor < 0) fail_system(unfinished, "create", errno);
-  // Reserves all pages now: a store to a full tmpfs would raise a signal.
-  int reason = 0;
-  do {
-    reason = ::posix_fallocate(descriptor, 0, sizeof(RankFileContent));
-  } while (reason == EINTR);
+  int reason = reserve_storage(descriptor, sizeof(RankFileContent));
   void* memory = MAP_FAILED;
   if (reason == 0) {
     memory = ::mmap(nullptr, sizeof(RankFileContent), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

@@ -67,7 +67,9 @@ std::size_t Checkpointer::num_bytes_to_write() const {
 }
 
 void Checkpointer::prepare_snapshot(cuda::Event* state_read_done) {
-  if (takes_snapshot() && is_writer()) snapshot_.emplace(num_bytes_to_write(), state_read_done);
+  if (!takes_snapshot() || !is_writer()) return;
+  const Device device = state_read_done == nullptr ? Device::kCpu : Device::kCuda;
+  snapshot_.emplace(state_read_done, Snapshot::piece_bytes(num_bytes_to_write(), device));
 }
 
 void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool is_last) {

@@ -157,11 +157,7 @@ class MemoryCopies::File {
   File(fs::path path, std::size_t num_bytes) : path_(std::move(path)), size_(num_bytes) {
     const int descriptor = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     require(descriptor >= 0, "cannot create '{}' (job.node_folder): {}", path_.string(), std::strerror(errno));
-    // Reserves all pages now, so that a full tmpfs is an error here and not a signal later.
-    int refused = 0;
-    do {
-      refused = ::posix_fallocate(descriptor, 0, static_cast<off_t>(num_bytes));
-    } while (refused == EINTR);
+    const int refused = reserve_storage(descriptor, num_bytes);
     void* memory = refused != 0
                        ? MAP_FAILED
                        : ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor, 0);

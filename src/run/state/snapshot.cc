@@ -75,10 +75,6 @@ class Snapshot::Piece {
   std::size_t size_ = 0;
 };
 
-Snapshot::Snapshot(std::size_t num_bytes, cuda::Event* state_read_done)
-    : Snapshot(state_read_done,
-               state_read_done == nullptr ? kPieceBytes : std::clamp(num_bytes, std::size_t{1}, kPieceBytesOnGpu)) {}
-
 Snapshot::Snapshot(cuda::Event* state_read_done, std::size_t piece_bytes)
     : state_read_done_(state_read_done), piece_bytes_(piece_bytes) {
   if (state_read_done == nullptr) return;

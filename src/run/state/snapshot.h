@@ -39,15 +39,17 @@ class Snapshot {
   static bool is_taken(const JobConfig& config, Device device) {
     return device == Device::kCuda || config.checkpoint.async_mode == AsyncMode::kAsync;
   }
+  /// Returns the size of the pieces for copies of up to so many bytes.
+  static std::size_t piece_bytes(std::size_t num_bytes, Device device) {
+    return device == Device::kCuda ? std::clamp(num_bytes, std::size_t{1}, kPieceBytesOnGpu) : kPieceBytes;
+  }
   /// Returns the most memory of the host that a copy of so many bytes takes.
   static std::size_t peak_bytes(std::size_t num_bytes, Device device) {
-    return num_bytes + (device == Device::kCuda ? std::min(num_bytes, kPieceBytesOnGpu) : 0);
+    return num_bytes + (device == Device::kCuda ? piece_bytes(num_bytes, device) : 0);
   }
 
-  /// Makes a snapshot for copies of up to `num_bytes` bytes. `state_read_done` is TrainingStep's on GPUs, and must
-  /// outlive the object. It is null on CPUs. Throws Error if a GPU gets no pinned memory.
-  Snapshot(std::size_t num_bytes, cuda::Event* state_read_done);
-  /// Makes one whose pieces have this size, which is not 0.
+  /// `state_read_done` is TrainingStep's on GPUs, and must outlive the object. It is null on CPUs. Pieces have
+  /// `piece_bytes` bytes, which is not 0. Throws Error if a GPU gets no pinned memory for one.
   Snapshot(cuda::Event* state_read_done, std::size_t piece_bytes);
   /// Waits until the GPU no longer copies. No thread may read any more.
   ~Snapshot();

@@ -11,8 +11,10 @@ namespace {
 
 /// Bytes of a piece: few enough that a copied piece is still in the core's cache when it is hashed.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
-/// Bytes that are copied from a GPU at once.
+/// Bytes that are copied from a GPU at once to be read.
 constexpr std::size_t kStaged = 128 * kPiece;
+/// Bytes of a transfer of start_copy(). Other downloads wait for one or two, which take 5 ms each at 55 GB/s.
+constexpr std::size_t kTransfer = std::size_t{256} << 20;
 
 /// Calls visit(address, count) for the part of each tensor that lies in bytes [begin, end) of all tensors' bytes.
 template <typename Visit>
@@ -101,7 +103,7 @@ TrainingState::Checksums TrainingState::read(std::byte* target) {
     read_pieces(tensors, num_bytes, target, checksums.data());
   } else {
     // While the host reads one part from pinned memory, the GPU copies the next one.
-    const cuda::Stream& stream = this->stream();
+    const cuda::Stream& stream = streams().front();
     const StatePieces parts{num_bytes, kStaged};
     std::array<cuda::Event, 2> arrived;
     const auto start = [&](std::size_t part) {
@@ -129,17 +131,28 @@ TrainingState::Checksums TrainingState::read(std::byte* target) {
   return result;
 }
 
-const cuda::Stream& TrainingState::stream() {
-  if (!stream_) stream_.emplace(cuda::Priority::kLow);
-  return *stream_;
+const std::array<cuda::Stream, 2>& TrainingState::streams() {
+  if (!streams_) streams_ = {cuda::Stream(cuda::Priority::kLow), cuda::Stream(cuda::Priority::kLow)};
+  return *streams_;
 }
 
+// The engine that copies to the host does all that a stream has ready for it before it turns to another stream. So two
+// streams take turns: each waits for the other one's transfer, and the engine also serves the step between them.
 void TrainingState::start_copy(std::byte* target, cuda::Event& copied) {
-  for (const Tensor& tensor : tensors()) {
-    cuda::copy_bytes(stream(), tensor.raw(), tensor.num_bytes(), target);
-    target += tensor.num_bytes();
+  const std::vector<Tensor> tensors = this->tensors();
+  const StatePieces transfers{bytes_of(tensors), kTransfer};
+  const cuda::Stream* stream = &streams().front();
+  cuda::Fence arrived;
+  for (std::size_t i = 0; i < transfers.count(); ++i) {
+    stream = &streams()[i % 2];
+    if (i > 0) stream->wait(arrived);
+    for_each_segment(tensors, transfers.begin(i), transfers.end(i), [&](const std::byte* bytes, std::size_t count) {
+      cuda::copy_bytes(*stream, bytes, count, target);
+      target += count;
+    });
+    arrived.record(*stream);
   }
-  copied.record(stream());
+  copied.record(*stream);
 }
 
 TrainingState::Checksums TrainingState::checksums_of_copy(std::span<const std::byte> bytes) const {

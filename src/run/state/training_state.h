@@ -38,7 +38,7 @@ class TrainingState {
   /// So no step may be under way.
   Checksums read(std::byte* target = nullptr);
   /// Starts to copy a GPU's state to `target`, pinned memory of num_bytes(), and records `copied` after the copy. The
-  /// state must not change before that.
+  /// state must not change before that. Other streams can copy to the host meanwhile.
   void start_copy(std::byte* target, cuda::Event& copied);
   /// Returns what read() would return for the state that `bytes` is a copy of.
   Checksums checksums_of_copy(std::span<const std::byte> bytes) const;
@@ -58,11 +58,11 @@ class TrainingState {
   /// Returns masters, the optimizer's tensors and buffers.
   std::vector<Tensor> tensors() const;
 
-  /// Returns the stream on which a GPU's state is read.
-  const cuda::Stream& stream();
+  /// Returns the streams on which a GPU's state is read.
+  const std::array<cuda::Stream, 2>& streams();
 
   const Parameters& parameters_;
-  std::optional<cuda::Stream> stream_;
+  std::optional<std::array<cuda::Stream, 2>> streams_;
   std::array<Buffer, 2> staging_;  // for a GPU's state; allocated by the first read()
 };
 
