@@ -54,6 +54,7 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
   }
   if (state_.has_ended()) return {};  // its script is about to end
   if (answers) return {.text = silence + ", but it answers: its storage may hang or be full"};
+  if (requeued_ == state_.job) return {.requeue = true, .again = true, .text = {}};
   if (!job.host_is_down && !is_reachable_.value_or(false)) {
     return {.text = fmt::format("{}. Whether it is lost is not known: it was never reached at {}, and Slurm does not "
                                 "say that {} is down. If it is lost: scontrol requeue {}",
@@ -64,6 +65,7 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
                                 "(--requeues-per-hour). To start it again: scontrol requeue {}",
                                 silence, name, requeues_.most(), state_.job->id)};
   }
+  requeued_ = state_.job;
   return {.requeue = true,
           .text = fmt::format("{}, and does not answer{}: {} is requeued", silence,
                               job.host_is_down ? fmt::format(", and Slurm says that {} is down", job.host) : "", name)};

@@ -40,7 +40,8 @@ class LauncherWatch {
 
   struct Verdict {
     bool requeue = false;
-    std::string text;  // for people; stays the same as long as nothing changes
+    bool again = false;  // this was asked before, and Slurm has not done it yet
+    std::string text;    // for people; stays the same as long as nothing changes
   };
   /// Returns what to do about a suspect, given its job and whether it answers at `now`.
   Verdict judge(const SlurmJob& job, bool answers, double now);
@@ -54,6 +55,7 @@ class LauncherWatch {
   std::optional<bool> is_reachable_;  // whether this launcher can be reached; not set: not tried yet
   bool is_over_ = false;
   HourlyLimit requeues_;
+  std::optional<LaunchState::Job> requeued_;  // the last that was to be requeued
 };
 
 }  // namespace tessera

@@ -78,6 +78,27 @@ TEST_F(LauncherWatchTest, OneThatIsSilentAndDoesNotAnswerIsRequeuedOnce) {
   EXPECT_TRUE(judge(running(1)).requeue);
 }
 
+TEST_F(LauncherWatchTest, ARequeueThatSlurmHasNotMadeIsAskedForAgain) {
+  begin();
+  pass(10.0, false);
+  const auto first = judge(running());
+  EXPECT_TRUE(first.requeue);
+  EXPECT_FALSE(first.again);
+  for (int i = 0; i < 3; ++i) {  // more often than the limit of an hour
+    pass(10.0, false);
+    EXPECT_FALSE(judge(running(), true).requeue);
+    const auto next = judge(running());
+    EXPECT_TRUE(next.requeue);
+    EXPECT_TRUE(next.again);
+    EXPECT_THAT(next.text, IsEmpty());
+  }
+  start_again();
+  pass(10.0, false);
+  const auto of_next_launcher = judge(running(1));
+  EXPECT_TRUE(of_next_launcher.requeue);
+  EXPECT_FALSE(of_next_launcher.again);
+}
+
 TEST_F(LauncherWatchTest, StorageThatHangsIsNoLostLauncher) {
   begin();
   pass(60.0, false);

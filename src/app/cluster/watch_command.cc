@@ -92,21 +92,18 @@ class WatchedRun {
   void judge(const LaunchState& state) {
     const SlurmJob job = find_slurm_job(state.job->id);
     const bool answers = is_launcher_at(state.endpoint, kAnswer);
-    // Slurm may not have taken the last request.
-    if (!answers && requeued_ == state.job && job.state == "RUNNING" && job.restarts == state.job->restarts) {
-      return requeue_slurm_job(state.job->id);
-    }
     const LauncherWatch::Verdict verdict = watch_.judge(job, answers, now());
     const double noticed_at = unix_time();
     say(verdict.text, spdlog::level::warn);
     if (watch_.is_over() && !state.has_ended()) status_ = ExitStatus::kProgramError;
     if (!verdict.requeue) return;
-    try {
-      write_launcher_loss(folder_, state, noticed_at);
-    } catch (const Error& error) {
-      say(error.what(), spdlog::level::warn);  // the next launcher then knows less, but is needed all the same
+    if (!verdict.again) {
+      try {
+        write_launcher_loss(folder_, state, noticed_at);
+      } catch (const Error& error) {
+        say(error.what(), spdlog::level::warn);  // the next launcher then knows less, but is needed all the same
+      }
     }
-    requeued_ = state.job;
     requeue_slurm_job(state.job->id);
   }
 
@@ -117,8 +114,7 @@ class WatchedRun {
   LauncherWatch watch_;
   std::string said_;
   double next_question_ = 0.0;
-  std::optional<LaunchState::Job> requeued_;  // the last that Slurm was asked to requeue
-  std::optional<ExitStatus> status_;          // set if watching ends before the run does
+  std::optional<ExitStatus> status_;  // set if watching ends before the run does
 };
 
 int run_watch(const std::vector<std::string>& folders, const LauncherWatchOptions& options) {

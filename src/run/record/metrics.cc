@@ -51,6 +51,19 @@ std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_
   return kept;
 }
 
+/// Calls write(). If storage fails, logs that and `consequence`, and returns false.
+template <typename Write>
+bool write_or_warn(Write&& write, const char* consequence) {
+  try {
+    write();
+    return true;
+  } catch (const Error& error) {
+    if (error.status() != ExitStatus::kStorageFailed) throw;
+    spdlog::warn("{}; {}", error.what(), consequence);
+    return false;
+  }
+}
+
 }  // namespace
 
 bool has_validation_loss(const std::filesystem::path& path, std::int64_t step) {
@@ -207,12 +220,7 @@ void MetricsWriter::step(const StepResult& result) {
   }
   file_->append(line.dump());
   if (server_) publish(result, rates);
-  try {
-    write_expert_loads(result);
-  } catch (const Error& error) {
-    if (error.status() != ExitStatus::kStorageFailed) throw;
-    spdlog::warn("{}; training goes on", error.what());
-  }
+  write_or_warn([&] { write_expert_loads(result); }, "training goes on");
   write_tensorboard(step, scalars_of(result, rates));
 
   window_ = {.begin = result.ended};
@@ -255,13 +263,9 @@ void MetricsWriter::publish(const StepResult& result, const Rates& rates) {
 
 void MetricsWriter::write_tensorboard(std::int64_t step, const Scalars& scalars) {
   if (!tensorboard_) return;
-  try {
-    tensorboard_->write(step, scalars);
-  } catch (const Error& error) {
-    if (error.status() != ExitStatus::kStorageFailed) throw;
-    spdlog::warn("{}; training goes on without events for TensorBoard", error.what());  // the last one may be cut off
-    tensorboard_.reset();
-  }
+  const bool is_written =
+      write_or_warn([&] { tensorboard_->write(step, scalars); }, "training goes on without events for TensorBoard");
+  if (!is_written) tensorboard_.reset();  // the last event may be cut off
 }
 
 Scalars MetricsWriter::scalars_of(const StepResult& result, const Rates& rates) const {
