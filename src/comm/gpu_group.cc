@@ -96,7 +96,7 @@ class GpuWindow : public SymmetricWindow {
 
 }  // namespace
 
-/// The state that all groups split from one group share.
+/// Holds the state that all groups split from one group share.
 struct GpuGroup::Family {
   Family(const Stream& main, const Stream& of_calls, Progress& group_progress)
       : computation(main), calls(of_calls), progress(group_progress) {}

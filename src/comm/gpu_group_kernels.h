@@ -33,7 +33,10 @@ class Note {
   std::uint32_t* count_;
 };
 
-/// Puts out += x on the stream. The tensors are float32 or bfloat16.
+// The tensors of the next three functions begin at multiples of 16 bytes. The functions throw InternalError otherwise,
+// and for other types.
+
+/// Puts out += x on the stream. Both are float32, or both bfloat16, with as many elements.
 void put_sum(const Stream& stream, const Tensor& x, const Tensor& out);
 
 /// Puts a kernel on the stream that rounds x [num_parts · n], float32, to bfloat16 in place. The rounded numbers fill

@@ -30,7 +30,7 @@ constexpr std::size_t kGatheredSumBytes = std::size_t{16} << 10;
 constexpr int kFewRanks = 16;
 constexpr std::size_t kSmallPart = std::size_t{4} << 10;
 
-/// Bytes [begin, end) of a buffer.
+/// Holds a range [begin, end) of a buffer, in bytes.
 struct Range {
   std::size_t begin, end;
   std::size_t size() const { return end - begin; }
@@ -73,7 +73,7 @@ void round_in_place(std::byte* numbers, std::size_t count) {
   }
 }
 
-/// The type in which the numbers of a sum are sent, and the type of the sum.
+/// Holds the type in which the numbers of a sum are sent, and that of the sum.
 struct SumTypes {
   DType sent, sum;
 };

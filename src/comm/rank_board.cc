@@ -18,7 +18,7 @@ constexpr std::size_t kNumToCheck = 8;
 
 }  // namespace
 
-/// A rank's part of the window.
+/// Holds a rank's part of the window.
 struct RankBoard::Shared {
   RankEntry entry;               // used if the rank has no file
   SharedText<1024> file;         // path of the rank's file; empty: it has none

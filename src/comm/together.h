@@ -17,8 +17,8 @@ namespace tessera {
 std::string broadcast_first_text(ProcessGroup& group, const std::string& text, std::string_view name);
 
 /// Calls `body`, which must not communicate, on all ranks of the group, and returns when all have succeeded. If it
-/// throws Error on some ranks, all ranks throw the Error of the first of these, with its rank. `name` says what is
-/// done.
+/// throws Error on some ranks, all ranks throw the Error of the first of these, with its rank. Another exception leaves
+/// on its rank alone, and the others wait until that rank ends the run. `name` says what is done.
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
 /// Waits until the tasks of all ranks have ended. A rank may have no task. Returns false on all ranks if that takes

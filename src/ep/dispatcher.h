@@ -11,8 +11,7 @@
 //
 // Backends (ep/backends/make_dispatcher.h chooses; each keeps its own routing, which nobody else can read):
 //   local      serves a group of one rank (ops/routing/permute.h).
-//   standard   makes two all-to-alls that the host drives. A token crosses once per expert. The host waits for the
-//              counts.
+//   standard   makes all-to-alls that the host drives. A token crosses once per expert. The host waits for the counts.
 //   direct     stores into the other ranks' windows (ep/direct/protocol.h). A token crosses once per rank. On GPUs the
 //              host waits for nothing, and learns of failures when it asks (check).
 //

@@ -1,7 +1,8 @@
 // Operators that plan on the device which tokens cross to which domain (ep/domain_exchange.h).
 //
 // All tensors are int32. N domains hold experts_per_domain experts each, in the order of the domains. Ids are those of
-// all experts, or kNoExpert. A GPU takes up to 1024 experts per domain.
+// all experts, or kNoExpert. On a GPU, localize_experts takes up to 1024 experts per domain, and otherwise throws
+// InternalError.
 #pragma once
 
 #include "ops/runtime/context.h"

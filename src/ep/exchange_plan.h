@@ -2,8 +2,8 @@
 // only how many rows go between ranks.
 //
 // All tensors are int32. counts_PE has the number of slots that source rank p has for expert x. Rank r holds experts
-// [r·e, (r+1)·e), with e = E/P. It has room for R rows per round, which is a multiple of the alignment. A GPU takes up
-// to 1024 experts.
+// [r·e, (r+1)·e), with e = E/P. It has room for R rows per round, which is a multiple of the alignment. On a
+// GPU, place_round and plan_exchange take up to 1024 experts, and otherwise throw InternalError.
 #pragma once
 
 #include "ops/runtime/context.h"

@@ -29,7 +29,7 @@ LinearSite row_sharded(Parameters& parameters, const std::string& name, const Sh
   return {parameters, spec, Sharding::kRow};
 }
 
-/// The heads that this rank has.
+/// Returns the number of heads that this rank has.
 std::int64_t num_heads(const LayerContext& context) { return context.config().n_heads / context.mesh().degrees.tp; }
 
 std::int64_t num_keys(const LayerContext& context) { return num_tokens(context, TokenSet::kSequences); }

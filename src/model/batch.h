@@ -52,7 +52,8 @@ class Batch {
   /// Returns this rank's ranges of a sequence. There are one or two, in order.
   std::span<const TokenRange> ranges() const { return ranges_; }
 
-  // The functions below return int32 tensors [T] on `device`.
+  // The functions below return int32 tensors on `device`. They are [T], except part_of_key() and key_of_part(), which
+  // are [B · S].
   Tensor inputs(Device device) const { return view(main_.inputs, device); }
   Tensor labels(Device device) const { return view(main_.labels, device); }
   /// Returns the position of each token for RoPE. It counts from the start of the document under block_causal, and
@@ -69,7 +70,7 @@ class Batch {
   Tensor mtp_labels(std::size_t module, Device device) const { return view(mtp_[module].labels, device); }
 
  private:
-  /// A range of ids_, which holds all tensors of the batch.
+  /// Describes a range of ids_, which holds all tensors of the batch.
   struct Ids {
     std::int64_t begin = 0, size = 0;
   };

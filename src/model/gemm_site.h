@@ -86,10 +86,10 @@ enum class Sharding : std::uint8_t {
 
 /// Computes y = x · wᵀ with w [M, N]. M and N are sizes of this rank's part.
 ///
-///   sharding     x            y            gather_input     forward          gradient   dgrad
-///   kReplicated  [t, N]       [t, M]       x itself         local            local      local
-///   kColumn      [T, N]       [T, M]       [t, N] → [T, N]  local            local      [T, M] → [t, N]
-///   kRow         [T, N]       [t, M]       x itself         [T, N] → [t, M]  [t, M] → T local
+///   sharding     x            y            gather_input     forward          gradient         dgrad
+///   kReplicated  [t, N]       [t, M]       x itself         local            local            local
+///   kColumn      [T, N]       [T, M]       [t, N] → [T, N]  local            local            [T, M] → [t, N]
+///   kRow         [T, N]       [t, M]       x itself         [T, N] → [t, M]  [t, M] → [T, M]  local
 class LinearSite : public GemmSite {
  public:
   /// Says which products read an input: the forward's, the weight gradient's, or both.

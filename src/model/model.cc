@@ -58,7 +58,7 @@ ParamSpec output_spec(const ModelConfig& config) {
           .cut = kByVocabulary};
 }
 
-/// At least the number of a block's GEMM sites. Each may defer one gradient.
+/// A block has at most this many GEMM sites, and each may defer one gradient.
 constexpr std::size_t kMaxSitesPerBlock = 12;
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace tessera {
 
 namespace {
-/// The experts' matrices, which expert parallelism shards by expert.
+/// Describes the experts' matrices, which expert parallelism shards by expert.
 ParamSpec experts_spec(const std::string& name, const Shape& shape, const Init& init,
                        const std::optional<Init>& init_up = std::nullopt) {
   return {name, shape, init, init_up, GemmKind::kGrouped, {.axis = Cut::Axis::kExperts, .dim = 0}};

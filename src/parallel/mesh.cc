@@ -98,7 +98,7 @@ MeshPlace place_of(const MeshDegrees& degrees, std::int64_t rank) {
 
 namespace {
 
-/// A group of the mesh. Its ranks agree in all coordinates except those that vary along it; `color` encodes the
+/// Describes a group of the mesh. Its ranks agree in all coordinates except those that vary along it; `color` encodes the
 /// coordinates in which they agree.
 struct Group {
   ProcessGroup Mesh::*of;

@@ -55,7 +55,7 @@ void require_shape(const PipelineSchedule& schedule) {
   }
 }
 
-/// A table with one value per stage and micro-batch.
+/// Holds one value per stage and micro-batch.
 template <typename T>
 class Table {
  public:
@@ -215,7 +215,7 @@ void require_places(const PipelineSchedule& schedule) {
   }
 }
 
-/// The passes of a stage and a micro-batch that its rank has done so far.
+/// Says which passes of a stage and a micro-batch its rank has done so far.
 struct Seen {
   bool forward = false, input = false, weight = false;
 };

@@ -88,7 +88,8 @@ class ParameterTable {
   bool is_of_vocabulary(UnitId unit) const { return units_of_vocabulary_.contains(unit); }
   /// Adds a parameter, whose name must be new.
   ParamId add(ParamSpec spec);
-  /// Adds numbers that are part of the model's state but are not trained.
+  /// Adds numbers that are part of the model's state but are not trained. Returns the buffer's id. Ids of buffers count
+  /// from 0, apart from those of parameters, and only buffer_spec() and buffer_offset() take them.
   ParamId add_buffer(std::string name, Shape shape);
 
   std::size_t size() const { return specs_.size(); }

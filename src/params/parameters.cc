@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Bytes or numbers that a thread copies at a time.
+/// A thread copies so many bytes or numbers at a time.
 constexpr std::int64_t kGrain = 1 << 16;
 
 }  // namespace

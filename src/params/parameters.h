@@ -33,7 +33,8 @@ class Parameters {
   /// Adds a parameter, whose name must be new. Must not be called after allocate().
   ParamId add(ParamSpec spec);
   /// Adds float32 numbers that are part of the model's state but are not trained (the experts' biases). They start at
-  /// 0, and every rank holds all of them.
+  /// 0, and every rank holds all of them. Returns the buffer's id. Ids of buffers count from 0, apart from those of
+  /// parameters, and only buffer() and buffer_spec() take them.
   ParamId add_buffer(std::string name, Shape shape) { return table_->add_buffer(std::move(name), shape); }
 
   std::size_t size() const { return table_->size(); }

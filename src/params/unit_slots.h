@@ -42,6 +42,7 @@ class UnitSlots {
   std::vector<std::int64_t> slot_begins(std::span<const std::int64_t> sizes) const {
     return weight_layout().begins(sizes);
   }
+  /// Returns the bytes of all slots, if layers compute in this type.
   std::size_t num_bytes(DType compute) const;
   /// Allocates the slots. What `op` refers to must outlive this. `weights` [flat size, but for what is left out] has
   /// the type that layers compute in and is what is gathered. Sums are added to `gradients` [flat size], float32.
@@ -53,7 +54,7 @@ class UnitSlots {
   /// Starts to gather a unit's weights, if they are not there and a slot is free.
   void prefetch(UnitId unit);
   /// Gathers a unit's weights, if they are not there. Returns true if they were not there before the call (or before
-  /// the prefetch).
+  /// the prefetch). Throws InternalError if no slot is free (StorageOptions::weights_at_once).
   bool acquire(UnitId unit);
   void release(UnitId unit);
   /// Discards gathered weights.
@@ -62,7 +63,7 @@ class UnitSlots {
   std::size_t slot(UnitId unit) const;
 
   /// Gets a slot for a unit's gradients and starts sums there. With products, the first product assigns the gradients
-  /// of GEMMs' weights. Without products all start at 0.
+  /// of GEMMs' weights. Without products all start at 0. Throws InternalError if no slot is free.
   void acquire_gradients(UnitId unit, bool with_products, FirstWrites& first_writes);
   /// Starts to add the unit's gradients to the shards, unless they stay until finish_gradients().
   void release_gradients(UnitId unit, const FirstWrites& first_writes);

@@ -7,7 +7,7 @@
 // it holds micro-batches at once. Without a pipeline, and with one slot, the tensors lie in the step's arena.
 // Backwards that defer weight gradients keep more tensors, in further arenas. A rank has as many of these as it defers
 // backwards at once. What crosses to or from another rank has buffers of its own (parallel/pipeline_messages.h): inputs
-// until the end of their backward, outputs until they have arrived, and their gradients.
+// until their micro-batch's weight gradients are computed, outputs until they have arrived, and their gradients.
 //
 // A forward and a backward that the schedule pairs run in turns, if the model can do that (ModelOptions::pairs_passes):
 // each computes while the other's tokens are on their way (ep/turns.h). The forward then has scratch memory of its own.
@@ -68,8 +68,8 @@ class Executor {
   struct LocalStage {
     int stage;
     std::size_t num_slots = 0, slot_bytes = 0;
-    // The buffers of outputs also serve their gradients. An input is in use from the post of its receive to the end of
-    // its backward. An output is in use for its forward only, because the next use waits until it has arrived. A
+    // The buffers of outputs also serve their gradients. An input is in use from the post of its receive until the
+    // weight gradients of its micro-batch are computed. An output is in use for its forward only, because the next use waits until it has arrived. A
     // gradient is in use from the post of its receive, or from the next stage's backward, to the end of its own.
     std::size_t num_inputs = 0, num_outputs = 0;
     std::vector<std::unique_ptr<Slot>> slots;

@@ -43,7 +43,8 @@ class Optimizer {
   /// step is not applied.
   void update(const Context& op, const Parameters& parameters, const QuantizedWeights& quantized);
 
-  /// Returns the sum of squares of all gradients, [1] (float64).
+  /// Returns the sum of squares, [1] (float64). After measure_gradients() it is of this rank's gradients. clip() needs
+  /// that of all gradients.
   Mirrored<double>& squares() { return squares_; }
   const Mirrored<double>& squares() const { return squares_; }
 

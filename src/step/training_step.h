@@ -141,7 +141,8 @@ class TrainingStep {
   /// Renews the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();
 
-  /// Returns the mean cross-entropy of all ranks' batches.
+  /// Returns the mean cross-entropy, in nats, over the valid positions of all ranks' batches. MTP modules do not count.
+  /// All ranks must call it together. When it returns, `batch` may be filled anew.
   double evaluate(const Batch& batch);
 
   Batch make_batch() const;

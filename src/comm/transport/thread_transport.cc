@@ -25,7 +25,7 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-/// A message that its sender offers and the receiver copies.
+/// Describes a message that its sender offers and the receiver copies.
 struct Message {
   Key key;
   const std::byte* data;
@@ -46,7 +46,7 @@ struct Inbox {
   std::map<int, Mailbox> of_sender;  // its elements stay where they are
 };
 
-/// State that all threads share, whatever groups they are in.
+/// Holds what all threads share, whatever groups they are in.
 struct Process {
   Process(int num_ranks, int the_ranks_per_node)
       : ranks_per_node(the_ranks_per_node), bells(static_cast<std::size_t>(num_ranks)) {}
@@ -64,7 +64,7 @@ struct Process {
   std::vector<Bell> bells;  // by rank in the world
 };
 
-/// State that the ranks of one transport share.
+/// Holds what the ranks of one transport share.
 struct Group {
   Group(std::vector<Bell*> the_bells, Process& the_process)
       : size(static_cast<int>(the_bells.size())),

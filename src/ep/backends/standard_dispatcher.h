@@ -1,7 +1,8 @@
 // The dispatcher that the host drives by collectives, as TorchTitan's does. First it gathers all ranks' counts. From
 // these the device computes which row goes where (ep/exchange_plan.h). The host waits for the numbers of rows to each
-// rank and from each rank. Then it makes one all-to-all each way, with one row per (token, expert). On a GPU, a
-// dispatch copies 4·(2P + 1) bytes to the host: these numbers and the number of rounds. It copies nothing to the GPU.
+// rank and from each rank. Then rows cross by all-to-alls, one row per (token, expert). A payload in MXFP8 takes two,
+// for elements and for scales. Routing weights, and their gradients, take one more. On a GPU, a dispatch copies
+// 4·(2P + 1) bytes to the host: these numbers and the number of rounds. It copies nothing to the GPU.
 //
 // A backend that moves the same rows by other operations derives from it.
 #pragma once

@@ -12,6 +12,8 @@
 
 namespace tessera::ep {
 
+/// What the kernels take. A block has a thread per rank. A warp has a lane for each choice of a token, and one more for
+/// an old value. The experts' places are in shared memory, beside the pieces of rows.
 inline constexpr int kMaxGpuRanks = 72, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
 /// The largest number of chunks that a call's tokens are cut into. One chunk is worked on while the next is stored.
 inline constexpr int kMaxChunks = 16;

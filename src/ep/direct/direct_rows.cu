@@ -9,7 +9,7 @@ namespace {
 // output.
 constexpr int kSenders = 7;
 
-/// A range of bytes that a warp copies.
+/// Describes a range of bytes that a warp copies.
 struct Source {
   const std::byte* from = nullptr;
   int num_bytes = 0;
