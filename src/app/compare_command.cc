@@ -100,10 +100,10 @@ void add_compare_command(CLI::App& app, int& status) {
   command->add_option("--out,--output", options->out, "The report, an HTML file")->required();
   command->add_option("--json", options->json, "The same as JSON; default: beside the report");
   command->add_option("--seeds", options->seeds, "Seeds per side that is started, unless other sides have runs already")
-      ->transform(as_count())
+      ->transform(as_count(1, kMaxSeeds))
       ->capture_default_str();
   command->add_option("--margin", options->margin_percent, "Difference of the losses, in %, that does not matter")
-      ->check(is_number(0.0, 100.0))
+      ->check(is_number(1e-9, 100.0))
       ->capture_default_str();
   command->add_option("--runs", options->runs, "Folder of the runs that are started; default: beside the report");
   command->footer(

@@ -125,7 +125,8 @@ void require_exact(const SavedModel& saved, const HfConfig& config, std::span<co
 /// Counts the numbers that are converted, and ends the conversion when a signal asks for it.
 class ConversionProgress {
  public:
-  explicit ConversionProgress(const std::vector<NamedTensor>& tensors) : bar_("converting", num_bytes(tensors), "B") {}
+  explicit ConversionProgress(std::int64_t num_elements)
+      : bar_("converting", static_cast<std::uint64_t>(num_elements) * sizeof(float), "B") {}
 
   FloatSink counting(const FloatSink& sink) {
     return [this, &sink](std::span<const float> numbers) {
@@ -136,12 +137,6 @@ class ConversionProgress {
   }
 
  private:
-  static std::uint64_t num_bytes(const std::vector<NamedTensor>& tensors) {
-    std::uint64_t sum = 0;
-    for (const auto& [name, tensor] : tensors) sum += static_cast<std::uint64_t>(tensor.num_elements()) * sizeof(float);
-    return sum;
-  }
-
   ProgressBar bar_;
 };
 
@@ -161,7 +156,7 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   }
   OutputFolder folder(options.output, kHfFolder, options.overwrite);
   const std::vector<NamedTensor> written = hf_parameters(tensors, config.form);
-  ConversionProgress progress(written);
+  ConversionProgress progress(num_hf_elements(written, config.model.n_layers));
   const auto source = [&](const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink) {
     saved.read(parameter.name, parameter.tensor.shape(), begin, end, progress.counting(sink));
   };
@@ -227,7 +222,9 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
     fail("'{}' has checkpoints up to step {}; {}", options.output, steps.back(),
          steps.back() == 0 ? "--force replaces it" : "step-0 would not be the newest: choose another folder");
   }
-  ConversionProgress progress(tensors);
+  std::int64_t num_elements = 0;
+  for (const auto& [name, tensor] : tensors) num_elements += tensor.num_elements();
+  ConversionProgress progress(num_elements);
   parts.push_back({.name = shard_file_name(kModelShards, 0, 1), .write = [&](const fs::path& path) {
                      SafetensorsWriter writer(path, specs_of(tensors), shard_metadata({.step = 0}));
                      const FloatSink append = [&](std::span<const float> numbers) {

@@ -185,7 +185,9 @@ void add_tokenizer_command(CLI::App& parent) {
                   "Train on a random sample of this many bytes of the text (memory grows with it)")
       ->transform(as_count(1, kMaxCount))
       ->capture_default_str();
-  app->add_option("--seed", command->options.seed, "Seed of the sample")->transform(as_count())->capture_default_str();
+  app->add_option("--seed", command->options.seed, "Seed of the sample")
+      ->transform(as_count(0, kMaxCount))
+      ->capture_default_str();
   app->add_flag("--skip-unknown", command->skip_unknown, kSkipHelp);
   app->add_flag("--force", command->overwrite, "Replace the model if it exists");
   app->callback([command] { command->run(); });
@@ -205,12 +207,13 @@ void add_prepare_command(CLI::App& parent, int& status) {
       ->required();
   app->add_option(kOutputNames, command->output, "The dataset's folder; it appears when it is whole")->required();
   app->add_option("--val-fraction", options.val_fraction, "Fraction of the documents kept for validation, below 1")
+      ->check(is_number(0.0, 1.0))
       ->capture_default_str();
   app->add_option("--shard-tokens", options.shard_tokens, "Tokens per shard, at most (but one document at least)")
       ->transform(as_count(1, kMaxCount))
       ->capture_default_str();
   app->add_option("--seed", options.seed, "Seed of the choice of validation documents")
-      ->transform(as_count())
+      ->transform(as_count(0, kMaxCount))
       ->capture_default_str();
   app->add_option("--threads", command->num_threads,
                   "Threads that tokenize; the result does not depend on it (default: all cores)")
@@ -235,7 +238,7 @@ void add_inspect_command(CLI::App& parent) {
   app->add_option("DIR", command->folder, "The dataset's folder")->required();
   CLI::Option* document = app->add_option("--document", command->document,
                                           "Print this document's text (counted from 0) in place of checking")
-                              ->transform(as_count());
+                              ->transform(as_count(0, kMaxCount));
   app->add_option("--split", command->split, "The split that --document counts in: train or val")
       ->capture_default_str()
       ->needs(document);

@@ -251,10 +251,11 @@ void add_generate_command(CLI::App& app) {
                    "A checkpoint, a run's folder (its newest counts), or a folder of Hugging Face files")
       ->required();
   CLI::Option* prompt = command->add_option("--prompt", options->prompt, "Text to continue; printed as it grows");
-  command
-      ->add_option("--prompts", options->prompts_file,
-                   "File with a prompt per line; prints a line of JSON per text as soon as it is done")
-      ->excludes(prompt);
+  CLI::Option* prompts =
+      command
+          ->add_option("--prompts", options->prompts_file,
+                       "File with a prompt per line; prints a line of JSON per text as soon as it is done")
+          ->excludes(prompt);
   command->add_option("--tokenizer", options->tokenizer,
                       "A tokenizer in place of the one in the checkpoint's folder, for weights without one");
   command->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to generate, at most; an EOS ends a text")
@@ -274,7 +275,8 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--seed", options->seed, "Of the draws")->transform(as_count())->capture_default_str();
   command->add_option("--batch-size", options->batch_size, "Texts of --prompts that are generated together")
       ->transform(as_count(1, 4096))
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(prompts);
   command->add_option("--dtype", options->dtype, "Type of the weights and of the computation")
       ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();

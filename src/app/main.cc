@@ -1,5 +1,6 @@
 // The command line. Its exit statuses are those of base/exit_status.h.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -66,7 +67,10 @@ int main(int argc, char** argv) {
     app.parse(tessera::checked_arguments(app, {argv + 1, argv + argc}));
     std::cout.flush();
     std::fflush(stdout);
-    if (!std::cout.good() || std::ferror(stdout) != 0) {
+    struct stat output {};
+    const bool is_pipe = fstat(STDOUT_FILENO, &output) == 0 && (S_ISFIFO(output.st_mode) || S_ISSOCK(output.st_mode));
+    // If it is a pipe, nobody reads it any more, and what the command does is done.
+    if (!is_pipe && (!std::cout.good() || std::ferror(stdout) != 0)) {
       throw tessera::Error("the standard output cannot be written to its end: is its disk full?",
                            tessera::ExitStatus::kStorageFailed);
     }

@@ -53,12 +53,13 @@ struct ScheduleCommand {
   std::string svg;
 
   void run() const {
+    const std::filesystem::path picture = svg.empty() ? std::filesystem::path() : output_file(svg, {});
     const PipelineScheduleKind schedule_kind = pipeline_schedule_kind(kind);
     const PipelineSchedule schedule = make_pipeline_schedule(
         schedule_kind, num_ranks, has_stages_per_rank ? stages_per_rank : min_stages_per_rank(schedule_kind),
         num_micro_batches, max_deferred);
     const PipelineTiming timing = simulate(schedule, costs);
-    if (!svg.empty()) write_whole_file(svg, to_svg(schedule, timing));
+    if (!picture.empty()) write_whole_file(picture, to_svg(schedule, timing));
     fmt::print("{}, {} ranks, stages per rank: {}, {} micro-batches\n\n{}\n", name_of(schedule.kind),
                schedule.num_ranks, schedule.stages_per_rank, schedule.num_micro_batches, to_text(schedule, timing));
     fmt::print("makespan {:g}, bubble {:.1f} %\n\n{:<8}{:>8}{:>24}\n", timing.makespan,
@@ -201,7 +202,7 @@ void add_memory_command(CLI::App& parent) {
   app->footer(
       "Keys of the configuration as in `tessera train`. The plan is for CPUs unless --device is cuda; a GPU need not "
       "be\n"
-      "there, and is taken for a Hopper. On a CPU the program itself comes besides.");
+      "there, and is taken for a Hopper. On a CPU the program's own memory is not counted.");
   app->callback([command, arguments] { command->run(arguments->read()); });
 }
 

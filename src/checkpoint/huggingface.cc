@@ -330,6 +330,12 @@ void write_item(const Item& item, const ParameterSource& source, SafetensorsWrit
 
 }  // namespace
 
+std::int64_t num_hf_elements(std::span<const NamedTensor> parameters, std::int64_t num_layers) {
+  std::int64_t sum = 0;
+  for (const Item& item : items_of(parameters, num_layers, DType::kFloat32)) sum += item.end - item.begin;
+  return sum;
+}
+
 void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> parameters, const ParameterSource& source,
                       std::int64_t num_layers, const HfWriteOptions& options) {
   const std::vector<Item> items = items_of(parameters, num_layers, options.dtype);

@@ -82,8 +82,12 @@ struct HfWriteOptions {
 using ParameterSource =
     std::function<void(const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink)>;
 
+/// Returns how many numbers write_hf_weights reads. It reads some twice, which the files repeat.
+std::int64_t num_hf_elements(std::span<const NamedTensor> parameters, std::int64_t num_layers);
+
 /// Writes the shards and the index into `folder`, which must exist. `parameters` gives names and shapes, and `source`
-/// the numbers. Experts' biases stay in float32.
+/// the numbers. Experts' biases stay in float32. Throws SystemError if a file cannot be written, and what `source`
+/// throws.
 void write_hf_weights(const std::filesystem::path& folder, std::span<const NamedTensor> parameters,
                       const ParameterSource& source, std::int64_t num_layers, const HfWriteOptions& options);
 

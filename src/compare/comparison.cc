@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <span>
 
 #include "base/error.h"
@@ -15,22 +16,22 @@ namespace {
 
 using ValuesOfSeeds = std::vector<std::vector<double>>;  // per seed, then per step
 
-bool is_broken(const Side& side) {
-  return std::any_of(side.runs.begin(), side.runs.end(), [](const RunRecord& run) { return run.broken().has_value(); });
-}
-
-/// Returns the logged steps that every run has. Sides that broke down are left out, because they end before the others.
+/// Returns the logged steps that every run has. Runs that broke down are left out, because they end before the others.
 std::vector<std::int64_t> common_steps(const std::vector<Side>& sides) {
-  std::vector<std::int64_t> common = sides[0].runs[0].steps;
+  std::optional<std::vector<std::int64_t>> common;
   for (const Side& side : sides) {
-    if (is_broken(side)) continue;
     for (const RunRecord& run : side.runs) {
+      if (run.broken()) continue;
       std::vector<std::int64_t> both;
-      std::set_intersection(common.begin(), common.end(), run.steps.begin(), run.steps.end(), std::back_inserter(both));
+      if (common) {
+        std::ranges::set_intersection(*common, run.steps, std::back_inserter(both));
+      } else {
+        both = run.steps;
+      }
       common = std::move(both);
     }
   }
-  return common;
+  return common.value_or(sides[0].runs[0].steps);
 }
 
 /// Returns the values that belong to `steps`, with NaN where the run has no such step because it broke down.

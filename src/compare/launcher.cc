@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -21,8 +22,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::int64_t kMaxSeeds = 1000;
 
 /// A run that will be started.
 struct PlannedRun {
@@ -151,7 +150,7 @@ std::string last_lines(const fs::path& path) {
 
 /// Returns the last step that a run has logged; 0 if there is none yet.
 std::int64_t last_logged_step(const fs::path& run) {
-  constexpr std::streamoff kTail = 4096;
+  constexpr std::streamoff kTail = 1 << 20;  // longer than any line
   std::ifstream metrics(run / kMetricsName);
   metrics.seekg(0, std::ios::end);
   metrics.seekg(std::max<std::streamoff>(0, metrics.tellg() - kTail));
@@ -162,6 +161,9 @@ std::int64_t last_logged_step(const fs::path& run) {
   }
   return step;
 }
+
+/// Returns whether a run that a signal stops goes on later from there.
+bool saves(const PlannedRun& run) { return run.expected.config.at("checkpoint.enable") == "true"; }
 
 /// Trains a run. If its loss becomes not finite, the run fails, but that is a result of the comparison and not its end.
 void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const LaunchOptions& options,
@@ -178,7 +180,12 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   const std::int64_t before = last_logged_step(run.folder);
   ProgressBar progress("training", static_cast<std::uint64_t>(run.expected.num_steps() - before), "steps");
   Stopwatch since_read;
+  bool is_told = false;
   const int status = wait_for(spawn(options.program, arguments, {.log = log}), stop, [&] {
+    if (stop.count > 0 && !std::exchange(is_told, true)) {
+      spdlog::info("signal {}: the run {}ends; a second signal ends it at once", int{stop.signal},
+                   saves(run) ? "saves and " : "");
+    }
     if (since_read.seconds() < 0.5) return;
     progress.set(static_cast<std::uint64_t>(std::max<std::int64_t>(0, last_logged_step(run.folder) - before)));
     since_read = {};
@@ -221,7 +228,8 @@ int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& option
     if (stop.count == 0) train(run, specs, options, stop);
     if (stop.count != 0) {
       const int signal = stop.signal;
-      spdlog::warn("stopped by signal {} in {}; the same command goes on from here", signal, name);
+      spdlog::warn("stopped by signal {} in {}; the same command {}", signal, name,
+                   saves(run) ? "goes on from here" : "trains this run from step 1 again (checkpoint.enable is off)");
       return signal;
     }
     spdlog::info("{}: done in {:.0f} s", name, watch.seconds());

@@ -11,6 +11,8 @@
 
 namespace tessera {
 
+inline constexpr std::int64_t kMaxSeeds = 1000;  // of a side
+
 struct LaunchOptions {
   std::filesystem::path folder;  // runs go to FOLDER/<label>/seed-<debug.seed>
   std::int64_t num_seeds = 3;    // seeds of a started side: the configuration's + 1, + 2, ... If other sides have runs,

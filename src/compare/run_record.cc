@@ -284,7 +284,8 @@ std::vector<fs::path> find_runs(const fs::path& path) {
   if (is_run(path)) return {path};
   std::vector<fs::path> runs;
   for (const auto& entry : fs::directory_iterator(path)) {
-    if (entry.is_directory() && is_run(entry.path())) runs.push_back(entry.path());
+    std::error_code unreadable;
+    if (entry.is_directory(unreadable) && is_run(entry.path())) runs.push_back(entry.path());
   }
   require(!runs.empty(), "'{}' holds no run: neither it nor a folder in it has a {}", path.string(), kMetricsName);
   std::sort(runs.begin(), runs.end());

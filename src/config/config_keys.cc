@@ -59,9 +59,11 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("profiling.profiler_active", kValue, "a trace is of one step");
   t.ignore("profiling.profiler_warmup", kValue, "a trace is of one step");
   t.ignore("profiling.save_memory_snapshot_folder", kValue, "there are no memory snapshots");
-  for (const char* key : {"trace_buf_size", "save_traces_folder", "save_traces_file_prefix", "mode"}) {
+  for (const char* key : {"trace_buf_size", "save_traces_folder", "save_traces_file_prefix"}) {
     t.ignore(fmt::format("comm.{}", key), kValue, "there is no recorder of NCCL's operations");
   }
+  t.accept_only("comm.mode", kValue, {"default"},
+                "a run communicates; `tessera plan memory` and `tessera plan time` check a run without its ranks");
   t.ignore("parallelism.disable_loss_parallel", kFlag, "tensor-parallel ranks always share the cross-entropy");
   t.refuse("parallelism.pipeline_parallel_schedule_csv", kValue, "a schedule from a file");
   t.ignore("parallelism.context_parallel_load_balancer", kValue, "sequences are always cut in head-tail chunks");

@@ -72,10 +72,7 @@ int wait_for(pid_t process, const volatile StopRequest& stop, const std::functio
     const pid_t ended = waitpid(process, &status, WNOHANG);
     require(ended >= 0 || errno == EINTR, "cannot wait for process {}: {}", process, std::strerror(errno));
     if (ended == process) return exit_status_of(status);
-    for (; told < stop.count; ++told) {
-      kill(process, stop.signal);
-      if (told == 0) spdlog::info("signal {}: the run saves and ends; a second signal ends it at once", stop.signal);
-    }
+    for (; told < stop.count; ++told) kill(process, stop.signal);
     if (now_and_then) now_and_then();
     std::this_thread::sleep_for(kPause);
   }

@@ -363,7 +363,9 @@ TEST_F(Cli, PlanDrawsASchedule) {
   refused({"ZBV", "--forward=1,2,3"}, "forward: 3 costs, expected 1 or 4");
   refused({"ZBV", "--forward=0"}, "--forward");
   refused({"ZBV", "--communication=-1"}, "--communication");
-  refused({"1F1B", "--svg", (scratch_ / "none" / "a.svg").string()}, "a.svg");
+  data::write_file(scratch_ / "run.json", "{}");
+  refused({"1F1B", "--svg=" + (scratch_ / "run.json").string()}, "run.json' belongs to a run");
+  EXPECT_EQ(read_text_file(scratch_ / "run.json"), "{}");
   EXPECT_EQ(run({"plan", "schedule", "--schedule=1F1B", "--ranks=2"}).status, 2);
   EXPECT_EQ(run({"plan"}).status, 2);
 }
@@ -610,6 +612,18 @@ TEST_F(Cli, OutputThatCannotBeWrittenIsAFailureOfStorage) {
     EXPECT_EQ(WEXITSTATUS(status), 74) << command;
     EXPECT_THAT(read_text_file(said), AllOf(HasSubstr("error"), Not(HasSubstr("critical")))) << command;
   }
+}
+
+/// A reader that has ended, as `head` does, is no full disk, and the work is done.
+TEST_F(Cli, OutputThatNobodyReadsIsNoFailure) {
+  data::write_file(scratch_ / "text.txt", "A text.\n");
+  const std::string dataset = (scratch_ / "piped").string();
+  const std::string prepare = fmt::format("{} data prepare --input {} --tokenizer bytes --output {}", TESSERA_BINARY,
+                                          (scratch_ / "text.txt").string(), dataset);
+  const int status =  // NOLINTNEXTLINE(bugprone-command-processor)
+      std::system(fmt::format("bash -c '{} 2>/dev/null | true; exit ${{PIPESTATUS[0]}}'", prepare).c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(std::filesystem::exists(dataset));
 }
 
 TEST_F(Cli, TheConfigurationsPageIsCurrent) {

@@ -331,19 +331,24 @@ TEST_F(Compare, TheCommandInTheReportCanBeRunAgain) {
 TEST_F(Compare, EverySignalReachesTheChild) {
   StopRequest request;
   volatile StopRequest& stop = request;
-  const pid_t child = spawn("/bin/sh", {"-c", "trap 'echo saving; trap - INT' INT; while :; do sleep 0.02; done"},
-                            {.log = scratch_ / "child.log"});
+  const std::filesystem::path log = scratch_ / "child.log";
+  const std::string script = "trap 'trap - INT; echo saving' INT; echo ready; while :; do sleep 0.02; done";
+  const pid_t child = spawn("/bin/sh", {"-c", script}, {.log = log});
   std::thread sender([&] {
-    const auto pause = std::chrono::milliseconds(300);
-    std::this_thread::sleep_for(pause);
+    const auto wait_for_text = [&](const std::string& text) {
+      for (int i = 0; i < 6000 && read_text_file(log).find(text) == std::string::npos; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    };
+    wait_for_text("ready");
     stop.signal = SIGINT;
     stop.count = 1;
-    std::this_thread::sleep_for(pause);
+    wait_for_text("saving");
     stop.count = 2;
   });
   EXPECT_EQ(wait_for(child, stop), 128 + SIGINT);
   sender.join();
-  EXPECT_EQ(read_text_file(scratch_ / "child.log"), "saving\n");
+  EXPECT_EQ(read_text_file(log), "ready\nsaving\n");
 }
 
 TEST_F(Compare, ARunThatFailsShowsItsLog) {

@@ -176,6 +176,18 @@ TEST_F(LaunchMistakes, TheDoctorTellsOfHostsThatDoNotAnswer) {
   EXPECT_THAT(finished.output, HasSubstr("bad   engine hosts: 0 of 1 nodes answer"));
 }
 
+/// As with an MPI that is not the one that the program was built with.
+TEST_F(LaunchMistakes, TheDoctorTellsOfRanksThatDoNotFindEachOther) {
+  make_script("mpirun", "while [ \"${1##*/}\" != tessera ]; do shift; done\nfor rank in 1 2; do \"$@\"; done\n");
+  const Words launcher = {
+      "/usr/bin/env", "-u", "SLURM_JOB_ID", "-u", "SLURM_JOB_NODELIST", in_scratch("PATH=FOLDER/bin:/usr/bin:/bin")};
+  const Finished finished =
+      Process(scratch_, {"doctor", "--cluster", "--ranks-per-node=2"}, RLIM_INFINITY, launcher).finish();
+  EXPECT_EQ(finished.status, 1) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("bad   2 ranks on 1 nodes did not start"));
+  EXPECT_THAT(finished.output, HasSubstr("1 ranks have met\n1 ranks have met"));
+}
+
 TEST_F(LaunchMistakes, TheDoctorLeavesNothingInAFolderIfItCannotWriteAnother) {
   fs::create_directories(scratch_ / "shared");
   const Words launcher = {"/usr/bin/env", in_scratch("PATH=FOLDER/bin:/usr/bin:/bin")};
@@ -184,8 +196,10 @@ TEST_F(LaunchMistakes, TheDoctorLeavesNothingInAFolderIfItCannotWriteAnother) {
                                      in_scratch("--folder=FOLDER/nowhere")},
                                     RLIM_INFINITY, launcher)
                                 .finish();
-  EXPECT_NE(finished.status, 0);
+  EXPECT_EQ(finished.status, 1);
+  EXPECT_THAT(finished.output, HasSubstr("bad   this machine cannot write into the folder '"));
   EXPECT_THAT(finished.output, HasSubstr("nowhere"));
+  EXPECT_THAT(finished.output, HasSubstr("0 of 1 nodes answer"));
   EXPECT_TRUE(fs::is_empty(scratch_ / "shared"));
 }
 

@@ -81,7 +81,7 @@ inline std::filesystem::path write_script(const std::filesystem::path& path, con
 }
 
 /// Runs the program as a child process. Its output goes to a file. `launcher` holds the words that precede the program
-/// on the command line.
+/// on the command line. The destructor kills it if a test has given up before finish().
 class Process {
  public:
   Process(const data::TemporaryFolder& scratch, const std::vector<std::string>& arguments,
@@ -102,6 +102,12 @@ class Process {
     execv(argv.front(), argv.data());
     _exit(127);
   }
+
+  ~Process() {
+    if (!is_finished_) kill_all();
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
 
   std::string output() const { return std::filesystem::exists(log_) ? read_text_file(log_) : ""; }
   /// Waits for a text in the output, or for the end of the process. A machine that runs much else may need a minute for
@@ -133,15 +139,22 @@ class Process {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
       if (std::chrono::steady_clock::now() < end) continue;
       ADD_FAILURE() << "still running after " << limit.count() << " s:\n" << output();
-      for (const pid_t child : children()) kill(child, SIGKILL);
-      kill(pid_, SIGKILL);
-      waitpid(pid_, &status, 0);
+      status = kill_all();
       break;
     }
+    is_finished_ = true;
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output()};
   }
 
  private:
+  /// Kills the process and its children, and returns its status.
+  int kill_all() const {
+    int status = 0;
+    for (const pid_t child : children()) kill(child, SIGKILL);
+    kill(pid_, SIGKILL);
+    waitpid(pid_, &status, 0);
+    return status;
+  }
   /// Returns whether the process has ended. finish() can still ask for its status.
   bool has_ended() const {
     siginfo_t info{};
@@ -150,6 +163,7 @@ class Process {
 
   std::filesystem::path log_;
   pid_t pid_;
+  mutable bool is_finished_ = false;
 };
 
 }  // namespace tessera::app_test

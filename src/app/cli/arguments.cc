@@ -22,7 +22,8 @@ std::string did_you_mean(const std::string& nearest) {
   return nearest.empty() ? "" : fmt::format("; did you mean '{}'?", nearest);
 }
 
-void require_known_option(const CLI::App& command, const std::string& argument) {
+/// Throws Error unless the command has the option. `before` is the argument before it, or "".
+void require_known_option(const CLI::App& command, const std::string& argument, const std::string& before) {
   const std::string name = argument.substr(0, argument.find('='));
   // The configuration checks its own keys, and `tessera compare` says where they belong.
   const bool is_key = name.find('.') != name.npos;
@@ -31,12 +32,19 @@ void require_known_option(const CLI::App& command, const std::string& argument) 
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& long_name : option->get_lnames()) known.push_back("--" + long_name);
   }
+  const CLI::Option* waiting = before.starts_with("--") ? command.get_option_no_throw(before) : nullptr;
+  require(waiting == nullptr || waiting->get_type_size() == 0,
+          "{}: {} needs a value, and one that begins with '--' needs a '=': {}={}", full_name(command), before, before,
+          argument);
   const std::string nearest = nearest_word(name, known);
   if (takes_config(command) && nearest.empty()) {
     JobConfig config;
     config_table(config).apply_override(argument);  // throws, because every key has a section
   }
-  fail("{}: unknown option '{}'{} (`{} --help` lists all)", full_name(command), name, did_you_mean(nearest),
+  const bool has_command_behind = is_key && command.get_option_no_throw("command") != nullptr;
+  fail("{}: unknown option '{}'{} (`{} --help` lists all)", full_name(command), name,
+       has_command_behind ? "; keys of the configuration go behind '--', as in -- train CONFIG " + name + "=VALUE"
+                          : did_you_mean(nearest),
        full_name(command));
 }
 
@@ -95,7 +103,7 @@ std::vector<std::string> checked_arguments(const CLI::App& app, const std::vecto
     require(!waits_for_value(key.substr(0, key.size() - 1)) || !key.ends_with('=') || is_option ||
                 std::filesystem::exists(*word),
             "'{} {}': a space behind '='; expected {}{}", key, *word, key, *word);
-    if (is_option) require_known_option(*command, *word);
+    if (is_option) require_known_option(*command, *word, arguments.empty() ? "" : arguments.back());
     arguments.push_back(*word);
   }
   arguments.insert(arguments.end(), word, words.end());

@@ -15,7 +15,7 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
   command.add_option("--hosts", options.hosts, "A file with a host per line, or names: n1,n2,n3");
   command
       .add_option("--starter-option", options.starter_options,
-                  "An option for mpirun or srun; may be given several times")
+                  "An option for mpirun or srun, as in --starter-option=--oversubscribe; may be given several times")
       ->allow_extra_args(false);  // else a -- behind it would end its values, and not begin the training command
 }
 

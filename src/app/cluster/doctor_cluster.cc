@@ -54,9 +54,18 @@ class Tokens {
  public:
   explicit Tokens(const std::vector<fs::path>& folders)
       : folders_(folders), name_(fmt::format(".tessera-doctor-{}", static_cast<std::int64_t>(1e6 * unix_time()))) {}
-  /// Writes the files. Throws Error if a folder cannot be written.
-  void write() const {
-    for (const fs::path& folder : folders_) write_whole_file(folder / name_, "");
+  /// Writes the files. Returns the errors of the folders that cannot be written.
+  std::vector<std::string> write() const {
+    std::vector<std::string> errors;
+    for (const fs::path& folder : folders_) {
+      try {
+        write_whole_file(folder / name_, "");
+      } catch (const Error& error) {
+        errors.push_back(
+            fmt::format("this machine cannot write into the folder '{}': {}", folder.string(), error.what()));
+      }
+    }
+    return errors;
   }
   ~Tokens() {
     std::error_code error;
@@ -81,8 +90,9 @@ bool start_ranks(const Engine& engine, const std::vector<std::string>& nodes, in
   try {
     const Stopwatch watch;
     const std::string output = output_of(line, kStarting);
-    require(num_ranks == 1 || output.find(kRanksHaveMet) != output.npos, "'{}' printed: {}", line,
-            output.substr(0, 500));
+    // Ranks that do not find each other say each that one rank has met.
+    const std::string expected = fmt::format("\n{} {}\n", num_ranks, kRanksHaveMet);
+    require(("\n" + output).find(expected) != std::string::npos, "'{}' printed: {}", line, output.substr(0, 500));
     print("ok", fmt::format("{} ranks on {} nodes started and met within {:.1f} s", num_ranks, nodes.size(),
                             watch.seconds()));
     return true;
@@ -99,7 +109,7 @@ int examine_cluster(const ClusterDoctorOptions& options) {
   const std::vector<std::string> nodes = engine->nodes();
   const std::string program = fs::read_symlink("/proc/self/exe").string();
   const Tokens tokens(options.folders);
-  tokens.write();  // after the constructor, so that the destructor removes what was written before an error
+  const std::vector<std::string> unwritten = tokens.write();
   CommandLine question = {program, "doctor", "--node-facts", tokens.name()};
   for (const fs::path& folder : options.folders) question.insert(question.end(), {"--folder", folder.string()});
   std::vector<std::future<NodeFacts>> answers;
@@ -112,9 +122,10 @@ int examine_cluster(const ClusterDoctorOptions& options) {
     facts.push_back(answer.get());
     if (facts.back().problem.empty()) reached.push_back(facts.back().name);
   }
-  bool is_well = true;
+  bool is_well = unwritten.empty();
   print(reached.size() == nodes.size() ? "ok" : "bad",
         fmt::format("engine {}: {} of {} nodes answer", engine->name(), reached.size(), nodes.size()));
+  for (const std::string& error : unwritten) print("bad", error);
   for (const ClusterFinding& finding : compare_nodes(facts, version())) {
     const bool is_bad = finding.severity == Severity::kBad;
     is_well = is_well && !is_bad;

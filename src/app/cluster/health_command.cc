@@ -476,16 +476,19 @@ void add_health_commands(CLI::App& app, int& status) {
                           "No job runs here: processes of users, and GPU or shared memory that is in use, are bad");
   check_command->add_option("--rates", options->rates,
                             "Folder that all nodes see: what they reach with --active, by which each is judged");
-  check_command->add_option("--node", options->node, "The node's name; default: the host's");
+  check_command->add_option("--node", options->node, "The node's name in --rates; default: the host's");
   check_command
       ->add_option("--expect-tflops", options->active.expected_gemm_tflops,
                    "What the node should reach with --active, in place of its peers' median; below 80 % is bad")
       ->check(is_number(0.0, 1e6));
-  check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise")
+  check_command
+      ->add_option("--expect-copy", options->active.expected_copy_gb_per_s,
+                   "GB/s that the node should copy with --active, in place of its peers' median; below 80 % is bad")
       ->check(is_number(0.0, 1e6));
   for (const char* of_active : {"--check-on-cpu", "--rates", "--expect-tflops", "--expect-copy"}) {
     check_command->get_option(of_active)->needs(active);
   }
+  check_command->get_option("--node")->needs(check_command->get_option("--rates"));
   check_command->callback([options, &status] { status = check_node(*options); });
 
   CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");
@@ -504,13 +507,15 @@ void add_health_commands(CLI::App& app, int& status) {
 
   CLI::App* act_command = health->add_subcommand("act", "Tell a scheduler what the daemon says");
   add_folder_option(*act_command, *options);
-  act_command->add_flag("--slurm", options->for_slurm, "Drain or return this node; for HealthCheckProgram");
+  CLI::Option* slurm =
+      act_command->add_flag("--slurm", options->for_slurm, "Drain or return this node; for HealthCheckProgram");
   act_command->add_flag("--npd", options->for_npd, "Answer as a plugin of node-problem-detector");
   act_command
       ->add_option("--max-drained", options->max_drained,
                    "Drain no node while so many are drained for a [node_problem]; default: 1")
-      ->transform(as_count());
-  act_command->add_option("--node", options->node, "The node's name; default: the host's");
+      ->transform(as_count())
+      ->needs(slurm);
+  act_command->add_option("--node", options->node, "The node's name; default: the host's")->needs(slurm);
   act_command->callback([options, &status] { status = act(*options); });
 }
 

@@ -112,15 +112,16 @@ void add_health_links_command(CLI::App& health, int& status) {
       ->check(is_number(0.0, 1.0));
   command
       ->add_option("--expect-inside", options->check.expected_pair_inside,
-                   "GB/s of two ranks of a node; default: most pairs")
+                   "GB/s of two ranks of a node; default: what most pairs reach")
       ->check(is_number(0.0, kMostRate));
   command
       ->add_option("--expect-between", options->check.expected_pair_between,
-                   "GB/s of two ranks of two nodes; default: most pairs")
+                   "GB/s of two ranks of two nodes; default: what most pairs reach")
       ->check(is_number(0.0, kMostRate));
-  command->add_option("--expect-all-reduce", options->check.expected_all_reduce, "GB/s of all ranks; default: any")
+  command
+      ->add_option("--expect-all-reduce", options->check.expected_all_reduce, "GB/s of all ranks; default: not checked")
       ->check(is_number(0.0, kMostRate));
-  command->add_option("--expect-all-to-all", options->check.expected_all_to_all, "GB/s of a rank; default: any")
+  command->add_option("--expect-all-to-all", options->check.expected_all_to_all, "GB/s of a rank; default: not checked")
       ->check(is_number(0.0, kMostRate));
   command->add_flag("--json", options->as_json, "Print JSON, with the rate of every pair");
   command->callback([options, &status] {

@@ -66,6 +66,8 @@ int run_launch(LaunchArguments& arguments) {
           "--nodes {} --spares {}, but there is one machine: give --hosts, or start in a job of Slurm",
           arguments.num_nodes, arguments.num_spares);
   LauncherOptions& options = arguments.options;
+  require(!options.grows || engine->name() == "slurm",
+          "--grow asks Slurm for nodes, but the engine is {}: leave it out", engine->name());
   require(options.node_folder.empty() || options.node_folder.filename().string().starts_with("tessera-"),
           "--node-folder is '{}': the launch deletes this folder at its end, so its name must begin with 'tessera-'",
           options.node_folder.string());

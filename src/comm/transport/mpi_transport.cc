@@ -227,7 +227,11 @@ bool launched_by_mpi() {
 
 std::optional<int> launched_rank() { return first_number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}); }
 
-std::optional<int> launched_size() { return first_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}); }
+std::optional<int> launched_size() {
+  if (const auto size = first_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})) return size;
+  // PMIx does not say it, but its step of Slurm does.
+  return std::getenv("PMIX_RANK") != nullptr ? first_number({"SLURM_STEP_NUM_TASKS"}) : std::nullopt;
+}
 
 MpiRuntime::MpiRuntime() {
   int provided = 0;

@@ -241,6 +241,28 @@ TEST(Comparison, LoggedStepsMayDiffer) {
   EXPECT_THAT(report_text(comparison), HasSubstr("Steps compared     40"));
 }
 
+/// A seed that breaks down takes none of the others' steps away, and is the one that is named.
+TEST(Comparison, ABrokenSeedAmongRunsThatLogDifferentSteps) {
+  const TemporaryFolder scratch;
+  const auto run = [&](const std::string& name, std::int64_t seed, std::int64_t every, std::int64_t null_step) {
+    PlantedRun planted{.seed = seed, .last_step = null_step};
+    planted.loss = [=](double loss, std::int64_t step) { return step == null_step ? std::nan("") : loss; };
+    const auto folder = planted.write(scratch / name);
+    std::istringstream lines(read_text_file(folder / "metrics.jsonl"));
+    std::string kept;
+    for (std::string line; std::getline(lines, line);) {
+      if (nlohmann::json::parse(line)["step"].get<std::int64_t>() % every == 0) kept += line + "\n";
+    }
+    data::write_file(folder / "metrics.jsonl", kept);
+    return read_run(folder);
+  };
+  const Comparison comparison = compare_sides({make_side("a", {run("a1", 1, 1, -1), run("a2", 2, 1, -1)}),
+                                               make_side("b", {run("b1", 1, 5, -1), run("b2", 2, 5, 15)})},
+                                              kDefaultMargin);
+  EXPECT_EQ(comparison.num_lines, 40);
+  EXPECT_EQ(comparison.sides[1].verdict->text, "worse: the loss is not finite at step 15 (seed 2)");
+}
+
 TEST(Report, SixKindsOfLinesThatDashesAloneTellApart) {
   const std::string style = kReportStyle;
   std::set<std::string> dashes;
