@@ -3,7 +3,8 @@
 # the headers of cuDNN's C++ frontend and of CUTLASS from PyPI into build/. If all of it exists, the script ends
 # at once.
 #   setup.sh                what the program, tests and benchmarks need
-#   setup.sh program        what the program alone needs; `setup.sh program cuda` adds CUDA's headers
+#   setup.sh program        what the program alone needs; `setup.sh program cuda` is for a build with CUDA, which also
+#                           configures tests and benchmarks
 #   setup.sh lint           also what `make lint` needs
 #   setup.sh fuzz           also what `make fuzz` needs
 #   setup.sh browser        a browser without a screen, for the tests of the pages of `tessera compare` and
@@ -30,8 +31,8 @@ packages=(
   libboost-math-dev                                             # Student's t distribution
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
 )
-if [[ ${1:-} != program ]]; then
-  packages+=(libgtest-dev libgmock-dev libbenchmark-dev python3)  # tests, micro-benchmarks
+if [[ "$*" != program ]]; then
+  packages+=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-venv)  # tests, benchmarks
 fi
 
 if [[ ${1:-} == lint ]]; then
@@ -53,7 +54,7 @@ elif [[ ${1:-} == cluster ]]; then
     prometheus prometheus-alertmanager                           # promtool, alerts that fire
   )
 elif [[ ${1:-} == image ]]; then
-  packages=(mmdebstrap umoci binutils python3)
+  packages=(mmdebstrap umoci binutils python3 python3-pip)
 elif [[ ${1:-} == package ]]; then
   packages=(dpkg-dev file)  # CPack finds the libraries that the package depends on with these
 elif [[ ${1:-} == kubernetes ]]; then

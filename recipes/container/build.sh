@@ -29,7 +29,7 @@ while [[ $# -gt 0 ]]; do
 done
 
 missing=()
-for tool in mmdebstrap umoci objdump dpkg-query; do command -v "$tool" >/dev/null || missing+=("$tool"); done
+for tool in mmdebstrap umoci objdump strip dpkg-query python3; do command -v "$tool" >/dev/null || missing+=("$tool"); done
 [[ ${#missing[@]} -eq 0 ]] || fail "${missing[*]} not found; scripts/setup.sh image installs what is missing"
 [[ -x $program ]] || fail "there is no program $program; build it (make image does), or name it by --program"
 sources=()

@@ -46,7 +46,7 @@ workers=$((nodes + spares))
 # is the JobSet's name.
 hosts=$(for ((i = 0; i < workers; ++i)); do echo "tessera-$model-worker-0-$i.tessera-$model"; done)
 hosts=${hosts//$'\n'/$'\n    '}  # indented like the template's hosts
-for name in NAMESPACE IMAGE CLAIM DATASET RUNS INTERFACE RDMA PRECISION EXCHANGE model nodes spares workers hosts; do
+for name in NAMESPACE IMAGE CLAIM DATASET RUNS INTERFACE RDMA RUNTIME PRECISION EXCHANGE model nodes spares workers hosts; do
   [[ -n ${!name+x} ]] || fail "'$names' does not say $name"
   text=${text//"@$name@"/"${!name}"}
 done

@@ -52,12 +52,14 @@ class Lab:
     def up(self):
         try:
             self.script("up")
-        except RuntimeError:
+            if self.given_tessera:
+                shutil.copy2(self.given_tessera, self.tessera)
+                make_dataset(self.tessera, self.dataset)
+        except Skip:
+            raise
+        except BaseException:  # a signal, too
             self.down()
             raise
-        if self.given_tessera:
-            shutil.copy2(self.given_tessera, self.tessera)
-            make_dataset(self.tessera, self.dataset)
 
     def is_drained(self, node):
         """Returns whether Slurm has the node drained."""

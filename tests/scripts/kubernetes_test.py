@@ -72,17 +72,19 @@ def pods(document):
     return {name: template["spec"] for name, template in templates(document).items()}
 
 
-class Kubernetes(unittest.TestCase):
-    def each(self):
-        for kind in ("jobset", "mpijob"):
-            for model in WORKERS:
-                with self.subTest(f"{kind} {model}"):
-                    yield kind, model, render(kind, model)
+def each():
+    """Yields every kind of job with every model, and the documents of the job."""
+    for kind in ("jobset", "mpijob"):
+        for model in WORKERS:
+            yield kind, model, render(kind, model)
 
+
+class Kubernetes(unittest.TestCase):
     def test_every_document_is_valid(self):
-        for _, _, documents in self.each():
-            for document in documents:
-                validate(document)
+        for kind, model, documents in each():
+            with self.subTest(f"{kind} {model}"):
+                for document in documents:
+                    validate(document)
         for document in render("health"):
             validate(document)
 
@@ -103,13 +105,14 @@ class Kubernetes(unittest.TestCase):
         mistake(daemon, lambda it: it["spec"]["template"]["spec"].update(hostNetwork="yes"))
 
     def test_volumes_and_ports_that_are_used_exist(self):
-        for _, _, documents in self.each():
-            for pod in pods(documents[0]).values():
-                volumes = {volume["name"] for volume in pod["volumes"]}
-                for container in pod["containers"]:
-                    self.assertLessEqual({mount["name"] for mount in container["volumeMounts"]}, volumes)
-                    probed = container.get("readinessProbe", {}).get("tcpSocket", {}).get("port")
-                    self.assertIn(probed, [None, *(port["name"] for port in container["ports"])])
+        for kind, model, documents in each():
+            with self.subTest(f"{kind} {model}"):
+                for pod in pods(documents[0]).values():
+                    volumes = {volume["name"] for volume in pod["volumes"]}
+                    for container in pod["containers"]:
+                        self.assertLessEqual({mount["name"] for mount in container["volumeMounts"]}, volumes)
+                        probed = container.get("readinessProbe", {}).get("tcpSocket", {}).get("port")
+                        self.assertIn(probed, [None, *(port["name"] for port in container["ports"])])
 
     def test_a_monitor_knows_the_name_that_its_nodes_daemon_uses(self):
         """Starts the worker's SSH server as a user, on another port and with a key of its own."""
@@ -121,51 +124,54 @@ class Kubernetes(unittest.TestCase):
         daemon = render("health")[0]["spec"]["template"]["spec"]["containers"][0]
         name_of_daemon = daemon["args"][daemon["args"].index("--node") + 1]
         source_of_daemon = next(it["valueFrom"] for it in daemon["env"] if f"$({it['name']})" == name_of_daemon)
-        for _, _, documents in self.each():
-            worker = pods(documents[0])["worker"]["containers"][0]
-            node = next(it for it in worker["env"] if it["valueFrom"] == source_of_daemon)
-            with tempfile.TemporaryDirectory() as folder:
-                key, port = os.path.join(folder, "key"), free_port()
-                self.assertEqual(run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key).stdout, "")
-                with open(os.path.join(folder, "sshd_config"), "w") as file:
-                    file.write(f"Port {port}\nListenAddress 127.0.0.1\nHostKey {key}\nAuthorizedKeysFile {key}.pub\n"
-                               "StrictModes no\nUsePAM no\nPidFile none\n")
-                # What Kubernetes puts in.
-                words = [word.replace(f"$({node['name']})", "gpu-7").replace("/etc/tessera", folder)
-                         for word in worker["command"]]
-                server = subprocess.Popen([sshd, *words[1:]], stderr=subprocess.PIPE, text=True)
-                try:
-                    self.assertIn("listening", server.stderr.readline())
-                    told = run("ssh", "-F", "/dev/null", "-p", str(port), "-i", key, "-oBatchMode=yes", "-oStrictHostKeyChecking=no",
-                               "-oUserKnownHostsFile=/dev/null", "127.0.0.1", "printenv", "TESSERA_HEALTH_NODE")
-                finally:
-                    server.terminate()
-                    server.communicate()
-            self.assertEqual(told.stdout.splitlines()[-1], "gpu-7")
+        for kind, model, documents in each():
+            with self.subTest(f"{kind} {model}"):
+                worker = pods(documents[0])["worker"]["containers"][0]
+                node = next(it for it in worker["env"] if it["valueFrom"] == source_of_daemon)
+                with tempfile.TemporaryDirectory() as folder:
+                    key, port = os.path.join(folder, "key"), free_port()
+                    self.assertEqual(run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key).stdout, "")
+                    with open(os.path.join(folder, "sshd_config"), "w") as file:
+                        file.write(f"Port {port}\nListenAddress 127.0.0.1\nHostKey {key}\nAuthorizedKeysFile {key}.pub\n"
+                                   "StrictModes no\nUsePAM no\nPidFile none\n")
+                    # What Kubernetes puts in.
+                    words = [word.replace(f"$({node['name']})", "gpu-7").replace("/etc/tessera", folder)
+                             for word in worker["command"]]
+                    server = subprocess.Popen([sshd, *words[1:]], stderr=subprocess.PIPE, text=True)
+                    try:
+                        self.assertIn("listening", server.stderr.readline())
+                        told = run("ssh", "-F", "/dev/null", "-p", str(port), "-i", key, "-oBatchMode=yes", "-oStrictHostKeyChecking=no",
+                                   "-oUserKnownHostsFile=/dev/null", "127.0.0.1", "printenv", "TESSERA_HEALTH_NODE")
+                    finally:
+                        server.terminate()
+                        server.communicate()
+                self.assertEqual(told.stdout.splitlines()[-1], "gpu-7")
 
     def test_prometheus_is_told_the_ports_at_which_metrics_are_served(self):
         with tempfile.TemporaryDirectory() as folder:
             called = self.launch(folder, "w0 w1 w2").stdout
         served = {"launcher": re.search(r"--prometheus-address 0\.0\.0\.0:(\d+)", called).group(1),
                   "worker": re.search(r"--metrics\.prometheus_port=(\d+)", called).group(1)}
-        for _, _, documents in self.each():
-            told = {name: template["metadata"]["annotations"] for name, template in templates(documents[0]).items()}
-            self.assertEqual({name: it["prometheus.io/port"] for name, it in told.items()}, served)
-            self.assertEqual({it["prometheus.io/scrape"] for it in told.values()}, {"true"})
+        for kind, model, documents in each():
+            with self.subTest(f"{kind} {model}"):
+                told = {name: template["metadata"]["annotations"] for name, template in templates(documents[0]).items()}
+                self.assertEqual({name: it["prometheus.io/port"] for name, it in told.items()}, served)
+                self.assertEqual({it["prometheus.io/scrape"] for it in told.values()}, {"true"})
 
     def test_spares_are_workers_that_the_launcher_counts(self):
-        for kind, model, documents in self.each():
-            arguments = pods(documents[0])["launcher"]["containers"][0]["args"]
-            self.assertEqual(arguments[0], model)
-            self.assertEqual(int(arguments[1]) + int(arguments[2]), WORKERS[model])
-            if kind == "mpijob":
-                self.assertEqual(documents[0]["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"], WORKERS[model])
-                continue
-            worker = documents[0]["spec"]["replicatedJobs"][1]["template"]["spec"]
-            self.assertEqual((worker["parallelism"], worker["completions"]), (WORKERS[model], WORKERS[model]))
-            hosts = documents[1]["data"]["hostfile"].split()
-            name, subdomain = documents[0]["metadata"]["name"], documents[0]["spec"]["network"]["subdomain"]
-            self.assertEqual(hosts, [f"{name}-worker-0-{i}.{subdomain}" for i in range(WORKERS[model])])
+        for kind, model, documents in each():
+            with self.subTest(f"{kind} {model}"):
+                arguments = pods(documents[0])["launcher"]["containers"][0]["args"]
+                self.assertEqual(arguments[0], model)
+                self.assertEqual(int(arguments[1]) + int(arguments[2]), WORKERS[model])
+                if kind == "mpijob":
+                    self.assertEqual(documents[0]["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"], WORKERS[model])
+                    continue
+                worker = documents[0]["spec"]["replicatedJobs"][1]["template"]["spec"]
+                self.assertEqual((worker["parallelism"], worker["completions"]), (WORKERS[model], WORKERS[model]))
+                hosts = documents[1]["data"]["hostfile"].split()
+                name, subdomain = documents[0]["metadata"]["name"], documents[0]["spec"]["network"]["subdomain"]
+                self.assertEqual(hosts, [f"{name}-worker-0-{i}.{subdomain}" for i in range(WORKERS[model])])
 
     def test_names_reach_the_documents(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -228,37 +234,39 @@ class Kubernetes(unittest.TestCase):
 
     def test_workers_outlive_a_launcher_that_is_lost(self):
         """Their memory has copies of the state."""
-        for kind, _, documents in self.each():
-            spec = documents[0]["spec"]
-            if kind == "mpijob":
-                # The operator takes the replica's policy and not the pod's. With OnFailure a launcher that gives up would
-                # start again in its pod.
-                for name, replica in spec["mpiReplicaSpecs"].items():
-                    self.assertEqual(replica["restartPolicy"], pods(documents[0])[name.lower()]["restartPolicy"])
-                continue
-            self.assertNotIn("failurePolicy", spec)  # it acts on all jobs, the workers' too
-            job = spec["replicatedJobs"][0]["template"]["spec"]
-            self.assertGreater(job["backoffLimit"], 0)
-            gives_up, loses_node = job["podFailurePolicy"]["rules"]
-            self.assertEqual((gives_up["action"], gives_up["onExitCodes"]["values"]), ("FailJob", [2, 93]))
-            self.assertEqual((loses_node["action"], loses_node["onPodConditions"][0]["type"]), ("Ignore", "DisruptionTarget"))
+        for kind, model, documents in each():
+            with self.subTest(f"{kind} {model}"):
+                spec = documents[0]["spec"]
+                if kind == "mpijob":
+                    # The operator takes the replica's policy and not the pod's. With OnFailure a launcher that gives up would
+                    # start again in its pod.
+                    for name, replica in spec["mpiReplicaSpecs"].items():
+                        self.assertEqual(replica["restartPolicy"], pods(documents[0])[name.lower()]["restartPolicy"])
+                    continue
+                self.assertNotIn("failurePolicy", spec)  # it acts on all jobs, the workers' too
+                job = spec["replicatedJobs"][0]["template"]["spec"]
+                self.assertGreater(job["backoffLimit"], 0)
+                gives_up, loses_node = job["podFailurePolicy"]["rules"]
+                self.assertEqual((gives_up["action"], gives_up["onExitCodes"]["values"]), ("FailJob", [2, 93]))
+                self.assertEqual((loses_node["action"], loses_node["onPodConditions"][0]["type"]), ("Ignore", "DisruptionTarget"))
 
     def test_workers_stay_until_the_run_has_saved(self):
-        for _, _, documents in self.each():
-            of = pods(documents[0])
-            seconds = {pod["terminationGracePeriodSeconds"] for pod in of.values()}
-            self.assertEqual(seconds, {1800})
-            command = of["worker"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-            with tempfile.TemporaryDirectory() as folder:
-                os.makedirs(os.path.join(folder, "proc", "7"))
-                name = os.path.join(folder, "proc", "7", "comm")
-                with open(name, "w") as file:
-                    file.write("tessera\n")
-                stopping = subprocess.Popen([word.replace("/proc", f"{folder}/proc") for word in command])
-                with self.assertRaises(subprocess.TimeoutExpired):
-                    stopping.wait(1.5)
-                os.unlink(name)
-                self.assertEqual(stopping.wait(10), 0)
+        for kind, model, documents in each():
+            with self.subTest(f"{kind} {model}"):
+                of = pods(documents[0])
+                seconds = {pod["terminationGracePeriodSeconds"] for pod in of.values()}
+                self.assertEqual(seconds, {1800})
+                command = of["worker"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+                with tempfile.TemporaryDirectory() as folder:
+                    os.makedirs(os.path.join(folder, "proc", "7"))
+                    name = os.path.join(folder, "proc", "7", "comm")
+                    with open(name, "w") as file:
+                        file.write("tessera\n")
+                    stopping = subprocess.Popen([word.replace("/proc", f"{folder}/proc") for word in command])
+                    with self.assertRaises(subprocess.TimeoutExpired):
+                        stopping.wait(1.5)
+                    os.unlink(name)
+                    self.assertEqual(stopping.wait(10), 0)
 
     def test_the_launcher_uses_options_that_exist(self):
         known = run(TESSERA, "launch", "--help").stdout
