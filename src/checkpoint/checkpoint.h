@@ -76,6 +76,7 @@ std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& folder);
 /// Returns the steps of all folders that are named like checkpoints, even if they have lost their manifest.
 std::vector<std::int64_t> steps_of_folders(const std::filesystem::path& folder);
 
+/// Returns the folder of the checkpoint of a step: `folder`/step-N.
 std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
 
 /// Returns the checkpoint that a person means by `path`: `path` itself, the newest checkpoint in it, or the newest one

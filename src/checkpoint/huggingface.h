@@ -21,6 +21,7 @@ namespace tessera {
 /// The file that says which shard holds which tensor.
 inline constexpr const char* kHfIndexName = "model.safetensors.index.json";
 
+/// Names a tensor of Hugging Face's files.
 struct HfTensor {
   std::string name;
   std::vector<std::int64_t> shape;
@@ -50,7 +51,7 @@ class HfWeights {
 
   /// Passes the tensor to `sink` as float32. F32 and BF16 are read unchanged. F8_E4M3 is multiplied by the factor of
   /// its 128 × 128 block, as in DeepSeek-V3's published form. The factors are the tensor NAME_scale_inv, float32 [rows
-  /// / 128, columns / 128], rounded up.
+  /// / 128, columns / 128], rounded up. Throws Error if the tensor is missing, or has another shape or type.
   void read(const HfTensor& tensor, const FloatSink& sink) const;
 
  private:

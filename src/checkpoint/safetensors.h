@@ -68,7 +68,8 @@ std::string safetensors_dtype(DType dtype);
 std::vector<SafetensorsSpec> specs_of(std::span<const NamedTensor> tensors);
 
 /// Writes a file piece by piece. The constructor writes the header. append() takes the bytes of all tensors, in order.
-/// The file appears when finish() returns.
+/// The file appears when finish() returns. All three throw SystemError if the file cannot be written. finish() throws
+/// InternalError if bytes are missing.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::span<const SafetensorsSpec> tensors,

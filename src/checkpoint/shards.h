@@ -77,7 +77,8 @@ class AssembledTensor {
   /// Returns the numbers of a model's tensor from index `begin` of the flattened tensor on, as many as are contiguous
   /// in one file.
   std::span<const float> from(std::int64_t begin) const;
-  /// Copies the numbers of a piece to `target`. The piece need not be one of the files' pieces.
+  /// Copies the numbers of a piece to `target`, which has room for all of them. Those that a file has in bfloat16 are
+  /// widened. The piece need not be one of the files' pieces.
   void read(const Piece& piece, float* target) const;
 
  private:

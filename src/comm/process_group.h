@@ -80,7 +80,8 @@ class ProcessGroup {
   Work all_gather(const Tensor& in, const Tensor& out, std::string_view name);
   /// Sums in [size · n] over ranks and assigns or adds this rank's part of the sum to out [n]. The contents of `in` are
   /// undefined afterwards. Both are float32, or both bfloat16. `out` must not be a part of `in`. On GPUs, with
-  /// Write::kAccumulate, `in` and `out` begin at multiples of 16 bytes, and the size of `out` is a multiple of 16 bytes.
+  /// Write::kAccumulate, `in` and `out` begin at multiples of 16 bytes, and the size of `out` is a multiple of 16
+  /// bytes.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
   /// Sums float32 numbers as reduce_scatter() does, but sends half of the bytes. Each rank rounds all its numbers to
   /// bfloat16, its own part of the sum as well, so a sum does not depend on the rank that makes it. The rank of a part

@@ -27,7 +27,7 @@ inline StepWindow tail_of(const std::vector<std::int64_t>& steps) { return windo
 /// Returns the first tenth of the steps, but at least the first logged step.
 StepWindow head_of(const std::vector<std::int64_t>& steps);
 
-/// Returns the mean loss in a window.
+/// Returns the mean loss in a window, which is NaN if the window has no step.
 double mean_in(std::span<const double> losses, StepWindow window);
 
 /// Says how far a run has learned.

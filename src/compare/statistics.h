@@ -28,6 +28,7 @@ class RunningMean {
 /// Returns the values that are finite.
 std::vector<double> finite_of(std::span<const double> values);
 
+/// Returns the mean, which is NaN for no values.
 double mean(std::span<const double> values);
 /// Returns the standard deviation of a sample, with divisor n - 1. It is NaN for fewer than two values.
 double standard_deviation(std::span<const double> values);

@@ -10,8 +10,9 @@
 namespace tessera {
 
 namespace {
-/// These are enough rows for efficient products: every chunk reads and writes the weight's gradient, which on a GPU takes as long
-/// as multiplying some 700 tokens. 102,400 vocabulary entries take 200 and 800 MiB of float32 logits per chunk.
+/// These are enough rows for efficient products: every chunk reads and writes the weight's gradient, which on a GPU
+/// takes as long as multiplying some 700 tokens. 102,400 vocabulary entries take 200 and 800 MiB of float32 logits per
+/// chunk.
 std::int64_t tokens_per_chunk(Device device) { return device == Device::kCuda ? 2048 : 512; }
 }  // namespace
 

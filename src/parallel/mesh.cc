@@ -98,8 +98,8 @@ MeshPlace place_of(const MeshDegrees& degrees, std::int64_t rank) {
 
 namespace {
 
-/// Describes a group of the mesh. Its ranks agree in all coordinates except those that vary along it; `color` encodes the
-/// coordinates in which they agree.
+/// Describes a group of the mesh. Its ranks agree in all coordinates except those that vary along it; `color` encodes
+/// the coordinates in which they agree.
 struct Group {
   ProcessGroup Mesh::*of;
   const char* axis;

@@ -83,7 +83,7 @@ struct PipelineSchedule {
   int num_micro_batches = 0;
   /// A rank defers the weight gradients of at most so many split backwards. They keep much memory.
   int max_deferred = kNoLimit;
-  std::vector<int> rank_of_stage = {};
+  std::vector<int> rank_of_stage = {};                    // by stage
   std::vector<std::vector<PipelineAction>> actions = {};  // by rank, in order
 
   int num_stages() const { return static_cast<int>(rank_of_stage.size()); }

@@ -69,8 +69,9 @@ class Executor {
     int stage;
     std::size_t num_slots = 0, slot_bytes = 0;
     // The buffers of outputs also serve their gradients. An input is in use from the post of its receive until the
-    // weight gradients of its micro-batch are computed. An output is in use for its forward only, because the next use waits until it has arrived. A
-    // gradient is in use from the post of its receive, or from the next stage's backward, to the end of its own.
+    // weight gradients of its micro-batch are computed. An output is in use for its forward only, because the next use
+    // waits until it has arrived. A gradient is in use from the post of its receive, or from the next stage's backward,
+    // to the end of its own.
     std::size_t num_inputs = 0, num_outputs = 0;
     std::vector<std::unique_ptr<Slot>> slots;
     std::vector<std::unique_ptr<Buffer>> inputs, outputs;

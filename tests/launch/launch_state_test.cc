@@ -17,24 +17,25 @@ using ::testing::HasSubstr;
 TEST(LaunchState, IsReadAsItWasWritten) {
   const data::TemporaryFolder scratch;
   EXPECT_FALSE(read_launch_state(scratch.path()));
-  const LaunchState written{.run_id = "r",
-                            .attempt = 3,
-                            .state = "training",
-                            .host = "head",
-                            .engine = "slurm",
-                            .endpoint = "tcp://head:1",
-                            .job = LaunchState::Job{.id = "4711", .restarts = 2},
-                            .pid = 7,
-                            .time = 110.0,
-                            .begin = 10.0,
-                            .step = 5,
-                            .num_steps = 9,
-                            .step_seconds = 0.5,
-                            .nodes = {{"n1", "active", 0.25}},
-                            .wanted_spares = 2,
-                            .incidents = 2,
-                            .seconds_lost = 25.0,
-                            .load_step = LaunchBegin{.load_step = 15, .left_behind = {{20, 7}, {25, ~0ull}}, .has_trained = true}};
+  const LaunchState written{
+      .run_id = "r",
+      .attempt = 3,
+      .state = "training",
+      .host = "head",
+      .engine = "slurm",
+      .endpoint = "tcp://head:1",
+      .job = LaunchState::Job{.id = "4711", .restarts = 2},
+      .pid = 7,
+      .time = 110.0,
+      .begin = 10.0,
+      .step = 5,
+      .num_steps = 9,
+      .step_seconds = 0.5,
+      .nodes = {{"n1", "active", 0.25}},
+      .wanted_spares = 2,
+      .incidents = 2,
+      .seconds_lost = 25.0,
+      .load_step = LaunchBegin{.load_step = 15, .left_behind = {{20, 7}, {25, ~0ull}}, .has_trained = true}};
   data::write_file(scratch / kLaunchStateName, to_json(written).dump());
   const auto read = read_launch_state(scratch.path());
   ASSERT_TRUE(read);

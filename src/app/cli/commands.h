@@ -38,6 +38,7 @@ void add_bench_command(CLI::App& app, int& status);
 
 /// Adds `tessera health check|serve|act|links`. Sets `status` to the process's exit status.
 void add_health_commands(CLI::App& app, int& status);
+/// Adds `links` to the commands of `tessera health`. Only add_health_commands() calls it.
 void add_health_links_command(CLI::App& health, int& status);
 
 /// Adds `tessera compare SIDE SIDE ... --out report.html`. Sets `status` to the process's exit status.
