@@ -361,6 +361,20 @@ TEST_F(Compare, ARunThatFailsShowsItsLog) {
 }
 
 /// A terminal that closes (SIGHUP) has the same effect as SIGTERM.
+TEST_F(Compare, ASignalWithoutCheckpointsDoesNotClaimToSave) {
+  const std::string side = config() + " --training.steps=100000 --checkpoint.enable=false";
+  const fs::path run = scratch_ / "out" / "report-runs" / "a" / "seed-1";
+  const Process process(scratch_, {"compare", "a=" + side, "b=" + side, "--seeds=1", "--out=" + report().string()});
+  for (int i = 0; i < 3000 && !fs::exists(run / "metrics.jsonl"); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  process.send(SIGINT);
+  const Finished stopped = process.finish();
+  EXPECT_EQ(stopped.status, 128 + SIGINT) << stopped.output;
+  EXPECT_THAT(stopped.output, AllOf(HasSubstr("the run ends; a second signal ends it at once"),
+                                    HasSubstr("the same command trains this run from step 1 again")));
+}
+
 TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
   const std::string tiny = config();
   for (const auto& [signal, told] : {std::pair{SIGINT, SIGINT}, {SIGHUP, SIGTERM}}) {
