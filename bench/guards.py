@@ -36,7 +36,8 @@ ON_GPU = ["--training.device=cuda", "--training.seq_len=4096", "--training.local
           "--training.global_batch_size=16", "--model.flavor=16B", "--model.args.n_layers=3",
           "--debug.moe_force_load_balance=true", "--activation_checkpoint.mode=selective", "--metrics.log_freq=1",
           "--checkpoint.enable=true", "--checkpoint.async_mode=async", "--checkpoint.keep_latest_k=1"]
-# Steps between two, how many are measured, and keys. A save writes files for some 20 s, and a copy's checksum takes 3.5 s.
+# Each mode has the steps between two copies or saves, how many of them are measured, and keys. A save writes files for
+# some 20 s, and the checksum of a copy takes 3.5 s.
 GPU_MODES = {"copies in memory": (20, 10, ["--checkpoint.memory_interval=20", "--checkpoint.interval=100000"]),
              "saves": (120, 3, ["--checkpoint.interval=120"])}
 

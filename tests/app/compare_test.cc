@@ -64,6 +64,14 @@ enable = true
                                                                 (scratch_ / "dataset").string()));
   }
 
+  /// Waits until a run has logged a step, but not for ever.
+  static void wait_for_steps(const fs::path& run) {
+    const fs::path metrics = run / "metrics.jsonl";
+    for (int i = 0; i < 15000 && !(fs::exists(metrics) && fs::file_size(metrics) > 0); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
   TemporaryFolder scratch_;
 };
 
@@ -360,14 +368,11 @@ TEST_F(Compare, ARunThatFailsShowsItsLog) {
                                      HasSubstr("report-runs/a/seed-1/train.log"), HasSubstr("train-00000.tokens")));
 }
 
-/// A terminal that closes (SIGHUP) has the same effect as SIGTERM.
 TEST_F(Compare, ASignalWithoutCheckpointsDoesNotClaimToSave) {
   const std::string side = config() + " --training.steps=100000 --checkpoint.enable=false";
   const fs::path run = scratch_ / "out" / "report-runs" / "a" / "seed-1";
   const Process process(scratch_, {"compare", "a=" + side, "b=" + side, "--seeds=1", "--out=" + report().string()});
-  for (int i = 0; i < 3000 && !fs::exists(run / "metrics.jsonl"); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  wait_for_steps(run);
   process.send(SIGINT);
   const Finished stopped = process.finish();
   EXPECT_EQ(stopped.status, 128 + SIGINT) << stopped.output;
@@ -375,6 +380,7 @@ TEST_F(Compare, ASignalWithoutCheckpointsDoesNotClaimToSave) {
                                     HasSubstr("the same command trains this run from step 1 again")));
 }
 
+/// A terminal that closes (SIGHUP) has the same effect as SIGTERM.
 TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
   const std::string tiny = config();
   for (const auto& [signal, told] : {std::pair{SIGINT, SIGINT}, {SIGHUP, SIGTERM}}) {
@@ -385,10 +391,7 @@ TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
     const fs::path run = scratch_ / "out" / "report-runs" / "a" / "seed-1";
     {
       const Process process(scratch_, arguments);
-      for (int i = 0; i < 3000 && !(fs::exists(run / "metrics.jsonl") && fs::file_size(run / "metrics.jsonl") > 0);
-           ++i) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      }
+      wait_for_steps(run);
       process.send(signal);
       const Finished stopped = process.finish();
       ASSERT_EQ(stopped.status, 128 + told) << stopped.output;

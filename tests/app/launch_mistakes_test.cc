@@ -176,7 +176,7 @@ TEST_F(LaunchMistakes, TheDoctorTellsOfHostsThatDoNotAnswer) {
   EXPECT_THAT(finished.output, HasSubstr("bad   engine hosts: 0 of 1 nodes answer"));
 }
 
-/// As with an MPI that is not the one that the program was built with.
+/// Ranks start alone if mpirun is not that of the MPI library that the program was built with.
 TEST_F(LaunchMistakes, TheDoctorTellsOfRanksThatDoNotFindEachOther) {
   make_script("mpirun", "while [ \"${1##*/}\" != tessera ]; do shift; done\nfor rank in 1 2; do \"$@\"; done\n");
   const Words launcher = {
